@@ -1,0 +1,46 @@
+"""Every error this project raises on purpose. The class tells the caller what to do.
+
+    PipelineError
+    ├── ConfigError             wrong use or configuration: tell the user, exit 2
+    ├── StoreError
+    │   ├── StoreUnavailable    the server did not answer, or not yet: wait and try the same call again
+    │   └── StoreProtocolError  the server answered something we don't know: stop, the state may be another program's
+    ├── SinkError
+    │   └── SinkClosed          the reader is gone: give the claims back, exit 1
+    └── SourceError             the input can't be read now: say so, try again or exit 1
+
+Bad user data is a ``Rejection`` value and a lost lease is a result; neither is an error. The text of each error is one sentence
+that says what to do.
+"""
+
+
+class PipelineError(Exception):
+    """Base of the project's errors; a job that meets one prints its text and exits 1."""
+
+
+class ConfigError(PipelineError):
+    """The command line, environment or configuration file is wrong; a job exits 2."""
+
+
+class StoreError(PipelineError):
+    """Something about the Redis server or what it holds."""
+
+
+class StoreUnavailable(StoreError):
+    """The server did not answer; whether it executed the call is unknown."""
+
+
+class StoreProtocolError(StoreError):
+    """The server gave an answer that this version doesn't know."""
+
+
+class SinkError(PipelineError):
+    """A message could not be handed over."""
+
+
+class SinkClosed(SinkError):
+    """Nobody reads the sink's output any more."""
+
+
+class SourceError(PipelineError):
+    """The input can't be read."""
