@@ -1,0 +1,86 @@
+"""What must be true of a server before work starts. Each finding is one sentence that says what it costs or what to do."""
+
+from typing import Any
+
+import redis
+
+from pipeline.config import RedisSettings, redact_url
+from pipeline.core.clock import Clock
+from pipeline.core.errors import ConfigError, StoreUnavailable
+from pipeline.store.connection import translated_errors
+
+VERSION_MIN = (7, 0)  # scripts with flags, ZRANGE BYSCORE; older ones have no fix for CVE-2022-24735
+EXPECTED_POLICY = "noeviction"
+
+
+def check_server(client: "redis.Redis", settings: RedisSettings, clock: Clock) -> list[str]:
+    """Ask the server whether it can keep the guarantee.
+
+    Returns:
+        Warnings: what is weaker than it should be, and what that costs.
+    Raises:
+        StoreUnavailable: no answer.
+        ConfigError: wrong password, a server that is too old, or one that drops keys when it is full.
+    """
+    try:
+        with translated_errors():
+            info: dict[str, Any] = client.info()
+            sent_ms = clock.wall_ms()
+            seconds, microseconds = client.time()
+            received_ms = clock.wall_ms()
+    except StoreUnavailable as exc:
+        raise StoreUnavailable(
+            f"Redis at {redact_url(settings.url)} can't be used now: {exc} Start it, or name another with --redis or REDIS_URL."
+        ) from exc
+    _check_version(info)
+    _check_policy(info)
+    warnings = _persistence_warnings(info, _config_value(client, "appendfsync"))
+    server_ms = int(seconds) * 1000 + int(microseconds) // 1000
+    skew_ms = server_ms - (sent_ms + received_ms) // 2
+    if abs(skew_ms) > settings.clock_skew_ms_max:
+        late_or_early = "late" if skew_ms < 0 else "early"
+        warnings.append(
+            f"The clock of Redis is {abs(skew_ms)} ms {'behind' if skew_ms < 0 else 'ahead of'} this machine's, so a delay "
+            f"that starts here ends that much {late_or_early}; synchronise both with NTP."
+        )
+    return warnings
+
+
+def _check_version(info: dict[str, Any]) -> None:
+    text = str(info.get("redis_version", "0"))
+    version = tuple(int(part) for part in text.split(".")[:2] if part.isdigit())
+    if version < VERSION_MIN:
+        raise ConfigError(f"Redis {text} is too old; use Redis 7.0 or newer, or Valkey.")
+
+
+def _check_policy(info: dict[str, Any]) -> None:
+    policy = info.get("maxmemory_policy", EXPECTED_POLICY)
+    if policy != EXPECTED_POLICY:
+        raise ConfigError(
+            f"Redis has maxmemory-policy {policy}, which silently drops messages when memory is full; "
+            f"set it with CONFIG SET maxmemory-policy {EXPECTED_POLICY}."
+        )
+
+
+def _persistence_warnings(info: dict[str, Any], appendfsync: str | None) -> list[str]:
+    if info.get("aof_enabled") != 1:
+        warning = (
+            "Redis keeps no append-only file, so a crash of the server loses every message since its last snapshot, or all; "
+            "set appendonly yes and appendfsync always."
+        )
+        return [warning]
+    if appendfsync not in (None, "always"):
+        warning = (
+            f"Redis has appendfsync {appendfsync}, so a crash of the server can lose the last seconds of messages and repeat "
+            "deliveries; set appendfsync always for no loss."
+        )
+        return [warning]
+    return []
+
+
+def _config_value(client: "redis.Redis", name: str) -> str | None:
+    """Return a configuration value, None where a managed server forbids CONFIG."""
+    try:
+        return dict(client.config_get(name)).get(name)
+    except redis.exceptions.RedisError:
+        return None

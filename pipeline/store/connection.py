@@ -1,0 +1,70 @@
+"""Opening a connection, and the client's errors in our words."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+
+from pipeline.config import RedisSettings, redact_url
+from pipeline.core.errors import ConfigError, StoreProtocolError, StoreUnavailable
+
+# Replies that pass by themselves: the server starts, fails over, is full, runs a long script, or its disk is full. The client has
+# classes for some, and leaves the first word of the others in the text.
+PASSING_ERRORS = (
+    redis.exceptions.BusyLoadingError,
+    redis.exceptions.ReadOnlyError,
+    redis.exceptions.MasterDownError,
+    redis.exceptions.OutOfMemoryError,
+    redis.exceptions.TryAgainError,
+    redis.exceptions.ClusterDownError,
+)
+PASSING_WORDS = ("BUSY", "MISCONF", "NOREPLICAS", "UNBLOCKED")
+
+
+def connect(settings: RedisSettings) -> "redis.Redis":
+    """Return a client for ``settings.url``; it connects at its first call.
+
+    The client's own retries are off: it would repeat calls whose effect it doesn't know.
+
+    Raises:
+        ConfigError: the URL is not one of redis://, rediss:// or unix://.
+    """
+    try:
+        return redis.Redis.from_url(
+            settings.url,
+            socket_connect_timeout=settings.connect_timeout_ms / 1000,
+            socket_timeout=settings.reply_timeout_ms / 1000,
+            **({} if settings.url.startswith("unix:") else {"socket_keepalive": True}),
+            retry=Retry(NoBackoff(), 0),
+            retry_on_error=[],
+            decode_responses=False,
+            protocol=2,
+            client_name="duetime",
+        )
+    except (ValueError, TypeError) as exc:
+        raise ConfigError(
+            f"The Redis URL {redact_url(settings.url)!r} is not valid ({exc}); write redis://host:port/0, rediss:// or unix://path."
+        ) from exc
+
+
+@contextmanager
+def translated_errors() -> Iterator[None]:
+    """Turn the client's exceptions into ``StoreError``; NOSCRIPT stays, its caller knows what to do."""
+    try:
+        yield
+    except redis.exceptions.NoScriptError:
+        raise
+    except redis.exceptions.AuthenticationError as exc:
+        raise ConfigError(f"Redis refuses the user or password ({exc}); correct the Redis URL.") from exc
+    except redis.exceptions.NoPermissionError as exc:
+        raise ConfigError(f"The Redis user may not do what is needed ({exc}); extend its ACL.") from exc
+    except (redis.exceptions.ConnectionError, redis.exceptions.TimeoutError, OSError) as exc:
+        raise StoreUnavailable(f"Redis does not answer ({exc}).") from exc
+    except redis.exceptions.ResponseError as exc:
+        if isinstance(exc, PASSING_ERRORS) or str(exc).startswith(PASSING_WORDS):
+            raise StoreUnavailable(f"Redis can't do it now ({exc}).") from exc
+        raise StoreProtocolError(f"Redis answered with an error that is not expected here: {exc}.") from exc
+    except redis.exceptions.RedisError as exc:
+        raise StoreUnavailable(f"Redis does not answer ({exc}).") from exc

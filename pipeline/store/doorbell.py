@@ -1,0 +1,45 @@
+"""Waits until something is scheduled that is due earlier than everything known, or a time is over."""
+
+import select
+from typing import Any
+
+import redis
+from redis.client import PubSub
+
+from pipeline.store.keys import Keys
+
+
+class Doorbell:
+    """Listens on the wake channel of a shard; see ``drain.loop.Waiter``.
+
+    A lost connection only costs the early wake-up: the caller caps its waits, and its next call to the store tells what is wrong.
+    """
+
+    def __init__(self, client: Any, keys: Keys) -> None:
+        self._client = client
+        self._channel = keys.wake()
+        self._pubsub: PubSub | None = None
+
+    def wait(self, timeout_ms: float) -> None:
+        """Return when rung or after ``timeout_ms``; at once after a new subscription, since a ring before it went unheard."""
+        try:
+            if self._pubsub is None:
+                self._subscribe()
+                return
+            while self._pubsub.get_message(timeout=timeout_ms / 1000) is not None:
+                timeout_ms = 0  # rung: take the other rings, they are answered by the same look
+        except (redis.exceptions.RedisError, OSError):
+            self.close()
+            select.select([], [], [], timeout_ms / 1000)
+
+    def close(self) -> None:
+        """Give the connection back."""
+        if self._pubsub is not None:
+            self._pubsub.close()
+            self._pubsub = None
+
+    def _subscribe(self) -> None:
+        pubsub = self._client.pubsub()
+        pubsub.subscribe(self._channel)
+        pubsub.get_message(timeout=None)  # the confirmation
+        self._pubsub = pubsub

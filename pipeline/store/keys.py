@@ -1,0 +1,54 @@
+"""Every key, one function each: the only file with key text.
+
+All keys of a shard carry the hash tag ``{namespace:shard}``, so that they live in one slot of a Redis Cluster and one script may
+touch them together. ``docs/wire-format.md`` describes what each holds.
+"""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Keys:
+    """The keys of one shard of a namespace."""
+
+    namespace: str
+    shard: int = 0
+
+    def _key(self, name: str) -> str:
+        return f"{{{self.namespace}:{self.shard}}}:{name}"
+
+    def bucket(self, bucket_start_ms: int) -> str:
+        """ZSET: member -> due_ms, of the ten minutes that begin at ``bucket_start_ms``."""
+        return self._key(f"bucket:{bucket_start_ms}")
+
+    def buckets(self) -> str:
+        """ZSET: bucket_start_ms -> the same number, of every bucket that is not empty."""
+        return self._key("buckets")
+
+    def claims(self) -> str:
+        """ZSET: lease token -> lease_until_ms, of every claim in flight."""
+        return self._key("claims")
+
+    def claim(self, lease_token: str) -> str:
+        """LIST: member, due_ms, member, due_ms, … of one claim, in the order of delivery, without what is acknowledged."""
+        return self._key(f"claim:{lease_token}")
+
+    def attempts(self) -> str:
+        """HASH: message_id -> claims that ended without acknowledgement; no field for the usual 0."""
+        return self._key("attempts")
+
+    def ids(self) -> str:
+        """ZSET: caller's id -> epoch ms at which it is forgotten, +inf while its message is not delivered."""
+        return self._key("ids")
+
+    def fences(self, source_id: str) -> str:
+        """HASH: file token -> last line of that landing file that is stored."""
+        return self._key(f"fences:{source_id}")
+
+    def counters(self) -> str:
+        """HASH: stored known rejected delivered reclaimed stale_acks dead -> how many ever."""
+        return self._key("counters")
+
+    def wake(self) -> str:
+        """Channel: the due_ms of a newcomer that is due before everything else, for the loops that wait."""
+        return self._key("wake")

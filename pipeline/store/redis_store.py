@@ -1,0 +1,309 @@
+"""The store on a Redis server: Python values in and out, the scripts' status words turned into results or errors."""
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any, TypeVar
+
+import redis
+
+from pipeline.config import DrainSettings
+from pipeline.core.errors import StoreProtocolError
+from pipeline.store.base import Chunk, Claim, ClaimedMessage, ClaimReply, Scheduled, Stats
+from pipeline.store.connection import translated_errors
+from pipeline.store.keys import Keys
+from pipeline.store.scripts import Scripts
+
+BUCKET_TRIES = 8  # how often another loop may retire the oldest bucket between two calls before we call it a fault
+RECLAIM_LIMIT = 16  # claims a call; each is at most claim_limit messages
+PAGE = 1_000  # keys a round trip where a number of keys is walked
+
+T = TypeVar("T")
+
+
+class RedisStore:
+    """One shard of a namespace on one server.
+
+    Args:
+        client: a ``redis.Redis`` whose own retries are off: only a caller knows whether a call may be repeated. Its published
+            types are unions of what every protocol version and option could give, so they are not used.
+
+        keys: the shard.
+
+        drain: limits and leases of ``claim``; a writer may leave the defaults.
+
+        scripts: tests pass scripts without flags, for fakeredis.
+
+        now_ms: tests pass a clock for the scripts; None means the server's own.
+    """
+
+    def __init__(
+        self,
+        client: Any,
+        keys: Keys,
+        drain: DrainSettings | None = None,
+        scripts: Scripts | None = None,
+        now_ms: Callable[[], int] | None = None,
+    ) -> None:
+        self._client = client
+        self._keys = keys
+        self._drain = drain or DrainSettings()
+        self._scripts = scripts or Scripts()
+        self._now_ms = now_ms
+        self._oldest_bucket_ms = 0
+
+    def schedule(self, source_id: str, chunks: Sequence[Chunk]) -> list[Scheduled]:
+        """Store each chunk exactly once; one atomic script a chunk, all in one round trip.
+
+        Raises:
+            StoreUnavailable: some chunks may be stored; call again with the same ones.
+            StoreProtocolError: a chunk came before its predecessor.
+        """
+        replies = self._evaluate([("schedule", *self._schedule_arguments(source_id, chunk)) for chunk in chunks])
+        results = []
+        for chunk, reply in zip(chunks, replies, strict=True):
+            status, stored, known, fence = reply
+            if status != b"OK":
+                raise StoreProtocolError(
+                    f"Lines after {chunk.previous_line} of landing file {chunk.file_token} came while only "
+                    f"{int(fence)} are stored ({_word(status)}); start the ingest job again to read the file from its beginning."
+                )
+            results.append(Scheduled(stored=stored, known=known))
+        return results
+
+    def claim(self, name: str) -> ClaimReply:
+        """Take the oldest due messages of the oldest bucket in flight. Atomic; idempotent per ``name``.
+
+        Args:
+            name: unique to this claim of this loop. After ``StoreUnavailable`` the same name gives the same messages.
+
+        Raises:
+            StoreUnavailable: whether messages are in flight now is unknown; call again with the same name.
+        """
+        for _ in range(BUCKET_TRIES):
+            bucket_start_ms = self._oldest_bucket_ms
+            token = f"{bucket_start_ms}:{name}"
+            keys = self._keys
+            [reply] = self._evaluate(
+                [
+                    (
+                        "claim",
+                        [
+                            keys.buckets(),
+                            keys.bucket(bucket_start_ms),
+                            keys.claims(),
+                            keys.claim(token),
+                            keys.attempts(),
+                        ],
+                        [
+                            bucket_start_ms,
+                            token,
+                            self._drain.claim_limit,
+                            self._drain.claim_bytes_max,
+                            round(self._drain.lease_sec * 1000),
+                            self._now(),
+                        ],
+                    )
+                ]
+            )
+            status, now_ms, first_lease_ms, detail, rows, attempts = reply
+            now, first_lease = int(now_ms), int(first_lease_ms) if first_lease_ms else None
+            if status == b"OK":
+                claim = Claim(token, bucket_start_ms, int(detail), _claimed_messages(rows, attempts))
+                return ClaimReply(now, claim, None, first_lease)
+            if status == b"WAIT":
+                return ClaimReply(now, None, int(detail), first_lease)
+            if status == b"EMPTY":
+                return ClaimReply(now, None, None, first_lease)
+            if status != b"BUCKET":
+                raise _unknown_word("claim", status)
+            self._oldest_bucket_ms = int(detail)
+        return ClaimReply(now, None, now, first_lease)
+
+    def ack(self, claim: Claim, delivered: int, caller_ids: Sequence[str]) -> bool:
+        """Forget the first ``delivered`` messages of ``claim``. Atomic; saying it twice counts once.
+
+        Args:
+            caller_ids: the ids that callers gave to those messages; they are remembered for ``id_memory_sec``.
+
+        Returns:
+            False if the lease is over: the messages are, or will be, delivered again by whoever takes them.
+        """
+        keys = self._keys
+        [(status, _)] = self._evaluate(
+            [
+                (
+                    "ack",
+                    [keys.claims(), keys.claim(claim.lease_token), keys.attempts(), keys.ids(), keys.counters()],
+                    [
+                        claim.lease_token,
+                        len(claim.messages),
+                        delivered,
+                        self._drain.id_memory_sec * 1000,
+                        self._now(),
+                        *caller_ids,
+                    ],
+                )
+            ]
+        )
+        return _holds("ack", status)
+
+    def release(self, claim: Claim, delivered: int) -> int:
+        """Give back at once what is not acknowledged of ``claim``. Atomic.
+
+        Args:
+            delivered: messages from its beginning that may have reached the sink; their attempt counts.
+        """
+        return self._release(claim.lease_token, claim.bucket_start_ms, "holder", len(claim.messages), delivered)
+
+    def reclaim(self) -> int:
+        """Give back the claims whose lease is over, at most ``RECLAIM_LIMIT`` of them. Atomic per claim."""
+        expired = self._read(
+            lambda: self._client.zrange(
+                self._keys.claims(), "-inf", self._server_ms(), byscore=True, offset=0, num=RECLAIM_LIMIT
+            )
+        )
+        given_back = 0
+        for token in expired:
+            bucket_start_ms = int(token.partition(b":")[0])
+            given_back += self._release(token.decode(), bucket_start_ms, "finder", 0, 0)
+        return given_back
+
+    def fenced_tokens(self, source_id: str) -> Iterator[str]:
+        """Walk the landing files of a source that have a fence, a page at a time."""
+        cursor = 0
+        while True:
+            cursor, page = self._read(partial(self._client.hscan, self._keys.fences(source_id), cursor, count=PAGE))
+            yield from (token.decode() for token in page)
+            if cursor == 0:
+                return
+
+    def forget_fences(self, source_id: str, file_tokens: Sequence[str]) -> None:
+        """Drop the fences of landing files that are gone for good; a file that came back would be stored again."""
+        for first in range(0, len(file_tokens), PAGE):
+            page = file_tokens[first : first + PAGE]
+            self._read(partial(self._client.hdel, self._keys.fences(source_id), *page))
+
+    def stats(self) -> Stats:
+        """Count what is there. Not atomic: messages may move while it counts."""
+        keys = self._keys
+        now_ms = self._server_ms()
+        starts = [int(start) for start in self._read(lambda: self._client.zrange(keys.buckets(), 0, -1))]
+        claims = [token.decode() for token in self._read(lambda: self._client.zrange(keys.claims(), 0, -1))]
+        scheduled = sum(self._count("ZCARD", [keys.bucket(start) for start in starts]))
+        in_flight = sum(self._count("LLEN", [keys.claim(token) for token in claims])) // 2
+        next_due_ms = None
+        if starts:
+            head = self._read(lambda: self._client.zrange(keys.bucket(starts[0]), 0, 0, withscores=True))
+            next_due_ms = int(head[0][1]) if head else None
+        heads = [self._read(partial(self._client.lindex, keys.claim(token), 1)) for token in claims]
+        oldest = [int(due_ms) for due_ms in heads if due_ms is not None] + [d for d in [next_due_ms] if d is not None]
+        counters = self._read(lambda: self._client.hgetall(keys.counters()))
+        return Stats(
+            now_ms=now_ms,
+            scheduled=scheduled,
+            in_flight=in_flight,
+            next_due_ms=next_due_ms,
+            overdue_ms=max(0, now_ms - min(oldest)) if oldest else 0,
+            counters={name.decode(): int(value) for name, value in counters.items()},
+        )
+
+    def _release(self, token: str, bucket_start_ms: int, who: str, claimed: int, delivered: int) -> int:
+        keys = self._keys
+        [(status, given_back)] = self._evaluate(
+            [
+                (
+                    "release",
+                    [
+                        keys.claims(),
+                        keys.claim(token),
+                        keys.buckets(),
+                        keys.bucket(bucket_start_ms),
+                        keys.attempts(),
+                        keys.counters(),
+                    ],
+                    [token, bucket_start_ms, who, claimed, delivered, self._now()],
+                )
+            ]
+        )
+        return int(given_back) if _holds("release", status) else 0
+
+    def _schedule_arguments(self, source_id: str, chunk: Chunk) -> tuple[list[str], list[Any]]:
+        keys = self._keys
+        pairs = {group.bucket_start_ms: group.pairs for group in chunk.groups}
+        for message in chunk.identified:
+            pairs.setdefault(message.bucket_start_ms, ())
+        number = {start: index for index, start in enumerate(pairs, start=1)}
+        names = [keys.buckets(), keys.fences(source_id), keys.ids(), keys.counters(), *map(keys.bucket, pairs)]
+        arguments: list[Any] = [
+            chunk.file_token,
+            chunk.previous_line,
+            chunk.last_line,
+            chunk.rejected,
+            keys.wake(),
+            len(chunk.identified),
+        ]
+        for start, members in pairs.items():
+            arguments += (start, len(members) // 2)
+            arguments += members
+        for message in chunk.identified:
+            arguments += (number[message.bucket_start_ms], message.due_ms, message.member, message.caller_id)
+        return names, arguments
+
+    def _evaluate(self, calls: Sequence[tuple[str, Sequence[str], Sequence[Any]]]) -> list[Any]:
+        """Run scripts in one round trip, in order; teaches them to a server that doesn't know them (any more)."""
+        commands = [self._scripts.command(*call) for call in calls]
+        with translated_errors():
+            try:
+                return self._send(commands)
+            except redis.exceptions.NoScriptError:
+                self._scripts.load(self._client)
+                return self._send(commands)  # each script says itself what it had done already
+
+    def _send(self, commands: Sequence[tuple[Any, ...]]) -> list[Any]:
+        if len(commands) == 1:
+            return [self._client.execute_command(*commands[0])]
+        pipeline = self._client.pipeline(transaction=False)
+        for command in commands:
+            pipeline.execute_command(*command)
+        return list(pipeline.execute())
+
+    def _count(self, command: str, names: Sequence[str]) -> Iterator[int]:
+        for first in range(0, len(names), PAGE):
+            with translated_errors():
+                yield from self._send([(command, name) for name in names[first : first + PAGE]])
+
+    def _read(self, call: Callable[[], T]) -> T:
+        with translated_errors():
+            return call()
+
+    def _now(self) -> int | str:
+        return self._now_ms() if self._now_ms else ""
+
+    def _server_ms(self) -> int:
+        if self._now_ms:
+            return self._now_ms()
+        seconds, microseconds = self._read(self._client.time)
+        return int(seconds) * 1000 + int(microseconds) // 1000
+
+
+def _claimed_messages(rows: Sequence[bytes], attempts: Sequence[bytes]) -> list[ClaimedMessage]:
+    if not attempts:
+        return [ClaimedMessage(int(rows[i + 1]), 1, rows[i]) for i in range(0, len(rows), 2)]
+    return [ClaimedMessage(int(rows[i + 1]), int(attempts[i // 2]) + 1, rows[i]) for i in range(0, len(rows), 2)]
+
+
+def _holds(script: str, status: bytes) -> bool:
+    if status not in (b"OK", b"LOST"):
+        raise _unknown_word(script, status)
+    return status == b"OK"
+
+
+def _word(status: bytes) -> str:
+    return status.decode("utf-8", "replace")
+
+
+def _unknown_word(script: str, status: bytes) -> StoreProtocolError:
+    return StoreProtocolError(
+        f"The script {script} answered {_word(status)!r}, which this version doesn't know; "
+        "run the same version of the pipeline everywhere."
+    )

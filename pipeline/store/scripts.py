@@ -1,0 +1,42 @@
+"""The Lua scripts, read from package resources so that they also load from a zip given to ``--py-files``."""
+
+import hashlib
+from collections.abc import Sequence
+from importlib.resources import files
+from typing import Any
+
+NAMES = ("schedule", "claim", "ack", "release")
+
+
+def read_script(name: str) -> str:
+    """Return the source of ``lua/<name>.lua``."""
+    return files("pipeline.store.lua").joinpath(f"{name}.lua").read_text(encoding="utf-8")
+
+
+class Scripts:
+    """The scripts as one server knows them, called by their SHA-1 digest.
+
+    Args:
+        flags: keep the ``#!lua`` line. It needs Redis 7; fakeredis can't read it.
+    """
+
+    def __init__(self, flags: bool = True) -> None:
+        self._sources = {name: read_script(name) if flags else _without_flags(read_script(name)) for name in NAMES}
+        self._digests = {
+            name: hashlib.sha1(source.encode(), usedforsecurity=False).hexdigest()
+            for name, source in self._sources.items()
+        }
+
+    def load(self, client: Any) -> None:
+        """Make every script known to the server; again after it was restarted or failed over."""
+        for source in self._sources.values():
+            client.execute_command("SCRIPT LOAD", source)
+
+    def command(self, name: str, keys: Sequence[str], arguments: Sequence[Any]) -> tuple[Any, ...]:
+        """Return the words of the call, to be sent alone or in a pipeline."""
+        return ("EVALSHA", self._digests[name], len(keys), *keys, *arguments)
+
+
+def _without_flags(source: str) -> str:
+    first, _, rest = source.partition("\n")
+    return rest if first.startswith("#!") else source

@@ -1,0 +1,59 @@
+"""One store suite, two servers: fakeredis for speed, the real one for truth."""
+
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import fakeredis
+import pytest
+import redis
+
+from pipeline.config import DrainSettings
+from pipeline.store.keys import Keys
+from pipeline.store.redis_store import RedisStore
+from pipeline.store.scripts import Scripts
+from tests.servers import RealServer, real_server
+
+START_MS = 1_700_000_000_000
+PERMANENT = {"counters", "ids", "fences"}  # what may be left when every message is delivered
+
+
+@dataclass
+class Bench:
+    """A store, its server seen from outside, and the clock of its scripts."""
+
+    client: "redis.Redis"
+    keys: Keys
+    scripts: Scripts
+    now_ms: int = START_MS
+    drain: DrainSettings = field(default_factory=lambda: DrainSettings(lease_sec=30, claim_limit=500))
+
+    def store(self, **drain: float) -> RedisStore:
+        """A new store, as another process would have it."""
+        settings = DrainSettings(**{"lease_sec": 30, "claim_limit": 500, **drain})  # type: ignore[arg-type]
+        return RedisStore(self.client, self.keys, settings, self.scripts, lambda: self.now_ms)
+
+    def names(self) -> set[str]:
+        """The keys that exist, without their hash tag."""
+        tag = f"{{{self.keys.namespace}:0}}:"
+        return {key.decode().removeprefix(tag) for key in self.client.scan_iter(f"{tag}*")}
+
+
+@pytest.fixture(scope="session")
+def server() -> Iterator[RealServer]:
+    with real_server() as running:
+        yield running
+
+
+@pytest.fixture(params=["fake", "real"])
+def bench(request: pytest.FixtureRequest) -> Iterator[Bench]:
+    keys = Keys(f"test-{uuid.uuid4().hex}")
+    if request.param == "fake":
+        client = fakeredis.FakeRedis()
+        yield Bench(client, keys, Scripts(flags=False))
+        return
+    client = request.getfixturevalue("server").client()
+    yield Bench(client, keys, Scripts())
+    for key in client.scan_iter(f"{{{keys.namespace}:0}}:*"):
+        client.unlink(key)
+    client.close()

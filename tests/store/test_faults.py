@@ -1,0 +1,132 @@
+"""A real server that goes, comes back, fills up, and forgets its scripts."""
+
+import threading
+
+import pytest
+
+from pipeline.config import RedisSettings
+from pipeline.core.errors import StoreUnavailable
+from pipeline.store.base import Scheduled
+from pipeline.store.connection import connect
+from pipeline.store.doorbell import Doorbell
+from pipeline.store.keys import Keys
+from pipeline.store.redis_store import RedisStore
+from tests.servers import RealServer, real_server
+from tests.store.builders import chunk
+from tests.store.conftest import START_MS
+
+
+def open_store(server: RealServer) -> RedisStore:
+    return RedisStore(connect(RedisSettings(url=server.url)), Keys("test"))
+
+
+def test_what_was_acknowledged_survives_a_kill_of_the_server_and_the_store_goes_on() -> None:
+    with real_server() as server:
+        store = open_store(server)
+        store.schedule("s", [chunk((1, START_MS), (2, START_MS))])
+        claim = store.claim("loop:0").claim
+        assert claim is not None
+        assert store.ack(claim, 1, [])
+        server.kill()
+        with pytest.raises(StoreUnavailable):
+            store.ack(claim, 2, [])
+        server.start()
+        stats = store.stats()
+        assert (stats.in_flight, stats.counters["delivered"]) == (1, 1)
+        assert store.ack(claim, 2, [])
+        assert store.schedule("s", [chunk((1, START_MS), (2, START_MS))]) == [Scheduled(stored=0, known=2)]
+
+
+def test_a_server_that_forgot_the_scripts_is_taught_again() -> None:
+    with real_server() as server:
+        store = open_store(server)
+        store.schedule("s", [chunk((1, START_MS))])
+        server.client().script_flush()
+        assert store.claim("loop:0").claim is not None
+        server.client().script_flush()
+        chunks = [chunk((line, START_MS), token=f"{line:014d}") for line in range(1, 4)]
+        assert [s.stored for s in store.schedule("s", chunks)] == [1, 1, 1]
+
+
+def test_a_full_server_stores_nothing_of_a_chunk_but_lets_messages_out() -> None:
+    with real_server() as server:
+        store = open_store(server)
+        store.schedule("s", [chunk((1, START_MS))])
+        server.client().config_set("maxmemory", "1")
+        rows = [(line, START_MS) for line in range(2, 100)]
+        with pytest.raises(StoreUnavailable, match="maxmemory"):
+            store.schedule("s", [chunk(*rows, previous_line=1)])
+        claim = store.claim("loop:0").claim
+        assert claim is not None
+        assert store.ack(claim, 1, [])
+        server.client().config_set("maxmemory", "0")
+        assert store.stats().scheduled == 0
+        assert store.schedule("s", [chunk(*rows, previous_line=1)]) == [Scheduled(stored=98, known=0)]
+
+
+def test_two_writers_of_the_same_file_at_the_same_time_store_it_once(server: RealServer) -> None:
+    keys = Keys("test-two-writers")
+    client = server.client()
+    chunks = [chunk(*((line, START_MS) for line in range(n, n + 50)), previous_line=n - 1) for n in range(1, 5_000, 50)]
+    together = threading.Barrier(4)
+    stored: list[int] = []
+
+    def write() -> None:
+        store = RedisStore(connect(RedisSettings(url=server.url)), keys)
+        together.wait()
+        stored.extend(result.stored for one in chunks for result in store.schedule("s", [one]))
+
+    writers = [threading.Thread(target=write) for _ in range(4)]
+    for writer in writers:
+        writer.start()
+    for writer in writers:
+        writer.join()
+    assert sum(stored) == 5_000 == RedisStore(client, keys).stats().scheduled
+    client.delete(*client.keys("{test-two-writers:0}*"))
+
+
+def test_eight_loops_share_messages_without_a_copy(server: RealServer) -> None:
+    keys = Keys("test-eight-loops")
+    client = server.client()
+    RedisStore(client, keys).schedule("s", [chunk(*((line, START_MS) for line in range(1, 4_001)))])
+    seen: list[bytes] = []
+
+    def drain(loop: int) -> None:
+        store = RedisStore(connect(RedisSettings(url=server.url)), keys)
+        for number in range(1_000):
+            claim = store.claim(f"{loop}:{number}").claim
+            if claim is None:
+                return
+            seen.extend(message.member for message in claim.messages)
+            assert store.ack(claim, len(claim.messages), [])
+
+    loops = [threading.Thread(target=drain, args=(loop,)) for loop in range(8)]
+    for thread in loops:
+        thread.start()
+    for thread in loops:
+        thread.join()
+    assert len(seen) == len(set(seen)) == 4_000
+    client.delete(*client.keys("{test-eight-loops:0}*"))
+
+
+class TestDoorbell:
+    def test_a_newcomer_ends_the_wait(self, server: RealServer) -> None:
+        keys = Keys("test-doorbell")
+        doorbell = Doorbell(connect(RedisSettings(url=server.url)), keys)
+        doorbell.wait(60_000)  # the first one subscribes, and returns to look again
+        ringer = threading.Timer(0.05, lambda: server.client().publish(keys.wake(), "1"))
+        ringer.start()
+        doorbell.wait(60_000)
+        ringer.join()
+        doorbell.close()
+
+    def test_without_a_server_it_still_waits_and_recovers(self) -> None:
+        with real_server() as server:
+            doorbell = Doorbell(connect(RedisSettings(url=server.url)), Keys("test"))
+            doorbell.wait(1)
+            server.kill()
+            for _ in range(3):
+                doorbell.wait(5)
+            server.start()
+            doorbell.wait(60_000)
+            doorbell.close()
