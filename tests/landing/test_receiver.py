@@ -1,0 +1,341 @@
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from pipeline.core.errors import ConfigError, SourceError
+from pipeline.landing import parts, receiver
+from pipeline.landing.names import parse_landing_name
+from pipeline.landing.receiver import LineReceiver
+
+NOW_MS = 1_800_000_000_000
+
+
+class LineServer:
+    """A listening socket, and the connection that it accepted last."""
+
+    def __init__(self):
+        self.listener = socket.create_server(("127.0.0.1", 0))
+        self.listener.settimeout(20)
+        self.port = self.listener.getsockname()[1]
+        self.peer = None
+
+    def accept(self):
+        if self.peer:
+            self.peer.close()
+        self.peer, _ = self.listener.accept()
+
+    def close(self):
+        self.listener.close()
+        if self.peer:
+            self.peer.close()
+
+
+@pytest.fixture
+def server():
+    made = LineServer()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def landing(tmp_path):
+    return tmp_path / "landing"
+
+
+@pytest.fixture
+def open_receiver(server, landing, clock):
+    opened = []
+
+    def make(**options):
+        options = {"clock": clock, "rng": random.Random(1), **options}
+        opened.append(LineReceiver("127.0.0.1", options.pop("port", server.port), landing, **options))
+        return opened[-1]
+
+    yield make
+    for made in opened:
+        made._disconnect()
+        made._folder.close()
+
+
+def published(landing):
+    return sorted(path for path in landing.iterdir() if not path.name.startswith("."))
+
+
+def stamped(landing):
+    lines = [line for path in published(landing) for line in path.read_bytes().splitlines(keepends=True)]
+    return [(int(stamp), line) for stamp, line in (line.split(b"\t", 1) for line in lines)]
+
+
+def hidden(landing):
+    return sorted(path.name for path in landing.iterdir() if path.name.startswith((".part", ".tmp")))
+
+
+def until(condition, step):
+    deadline = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen"
+        step()
+
+
+def test_lines_are_stamped_with_their_arrival_and_published_when_old_enough(server, open_receiver, landing, clock):
+    made = open_receiver(roll_ms=100)
+    assert made.step(0).connected
+    server.accept()
+    server.peer.sendall(b"one\ntw")
+    report = made.step(5)
+    assert report.lines == 1 and not report.landed and len(hidden(landing)) == 1
+    assert (landing / hidden(landing)[0]).read_bytes() == b"%d\tone\n" % NOW_MS
+    clock.advance_ms(99)
+    server.peer.sendall(b"o\r\n\nthree\n")
+    assert made.step(5).lines == 3
+    clock.advance_ms(1)
+    (landed,) = made.step(0).landed
+    name = parse_landing_name(landed.landing_name)
+    assert (name.kind, name.first_line, name.original_name) == ("sock", 1, f"127.0.0.1:{server.port}")
+    assert stamped(landing) == [
+        (NOW_MS, b"one\n"), (NOW_MS + 99, b"two\r\n"), (NOW_MS + 99, b"\n"), (NOW_MS + 99, b"three\n"),
+    ]  # fmt: skip
+    assert landed.size_bytes == published(landing)[0].stat().st_size and hidden(landing) == []
+
+
+def test_a_packet_boundary_anywhere_changes_nothing(server, open_receiver, landing, clock):
+    text = "größe ☃ 𝄞\nä\n\nx\n".encode()
+    made = open_receiver()
+    made.step(0)
+    server.accept()
+    server.peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    lines = 0
+    for byte in text:
+        server.peer.sendall(bytes([byte]))
+        lines += made.step(5).lines
+    assert lines == 4
+    clock.advance_ms(200)
+    made.step(0)
+    assert b"".join(line for _, line in stamped(landing)) == text
+
+
+def test_a_large_amount_rolls_by_size(server, open_receiver, landing):
+    made = open_receiver(roll_bytes=10_000)
+    made.step(0)
+    server.accept()
+    data = b"".join(b"%d\n" % number for number in range(200_000))
+    sender = threading.Thread(target=server.peer.sendall, args=(data,))
+    sender.start()
+    lines = []
+    until(lambda: sum(lines) == 200_000, lambda: lines.append(made.step(1).lines))
+    sender.join()
+    made.close()
+    assert b"".join(line for _, line in stamped(landing)) == data and len(published(landing)) > 1
+
+
+def test_while_spark_is_behind_a_file_grows_instead_of_more_files(server, open_receiver, landing, clock):
+    made = open_receiver(unread_max=1, roll_ms_behind=2000)
+    made.step(0)
+    server.accept()
+    for name in ("x", "y"):
+        (landing / name).touch()
+    server.peer.sendall(b"1\n")
+    made.step(5)
+    clock.advance_ms(1999)
+    assert made.step(0).landed == []
+    (landing / "x").unlink()
+    assert len(made.step(0).landed) == 1
+    (landing / "x").touch()
+    server.peer.sendall(b"2\n")
+    made.step(5)
+    clock.advance_ms(2000)
+    assert len(made.step(0).landed) == 1
+
+
+def test_the_last_line_lands_when_the_server_closes_and_the_next_connection_goes_on(
+    server, open_receiver, landing, clock
+):
+    made = open_receiver()
+    made.step(0)
+    server.accept()
+    server.peer.sendall(b"one\nlast")
+    server.peer.close()
+    reports = []
+    until(lambda: reports and not reports[-1].connected, lambda: reports.append(made.step(5)))
+    assert sum(report.lines for report in reports) == 2
+    clock.advance_ms(5000)
+    until(lambda: made._socket is not None, lambda: made.step(0.01))
+    server.accept()
+    server.peer.sendall(b"new\n")
+    assert made.step(5).lines == 1
+    made.close()
+    assert [line for _, line in stamped(landing)] == [b"one\n", b"last\n", b"new\n"]
+
+
+def test_close_lands_what_the_kernel_holds_and_an_unterminated_line(server, open_receiver, landing):
+    made = open_receiver()
+    made.step(0)
+    server.accept()
+    server.peer.sendall(b"one\n")
+    made.step(5)
+    server.peer.sendall(b"two\nthr")
+    until(lambda: made._socket.recv(7, socket.MSG_PEEK | socket.MSG_WAITALL) == b"two\nthr", lambda: None)
+    report = made.close()
+    assert len(report.landed) == 1 and report.lines == 2
+    assert [line for _, line in stamped(landing)] == [b"one\n", b"two\n", b"thr\n"] and hidden(landing) == []
+
+
+def test_a_restart_in_the_middle_loses_and_doubles_nothing(server, open_receiver, landing, clock):
+    sent = []
+    for run in range(3):
+        made = open_receiver()
+        made.step(0)
+        server.accept()
+        for number in range(5):
+            line = b"%d %d\n" % (run, number)
+            sent.append(line)
+            server.peer.sendall(line)
+            made.step(5)
+        made.close()
+    assert [line for _, line in stamped(landing)] == sent
+
+
+def test_a_line_that_is_too_long_is_cut_and_counted(server, open_receiver, landing, caplog):
+    made = open_receiver(line_bytes_max=1000)
+    made.step(0)
+    server.accept()
+    server.peer.sendall(b"a\n" + b"x" * 5000 + b"\nb\n" + b"y" * 1000 + b"\n" + b"z" * 1001)
+    server.peer.close()
+    reports = []
+    until(lambda: reports and not reports[-1].connected, lambda: reports.append(made.step(5)))
+    made.close()
+    assert [line for _, line in stamped(landing)] == [
+        b"a\n",
+        b"x" * 1000 + b"\n",
+        b"b\n",
+        b"y" * 1000 + b"\n",
+        b"z" * 1000 + b"\n",
+    ]
+    assert sum(report.cut for report in reports) == 2
+    assert "A line of 5000 bytes" in caplog.text and "A line of 1001 bytes" in caplog.text
+
+
+def test_an_absent_server_is_complained_of_once_a_minute(server, open_receiver, clock, caplog):
+    server.listener.close()
+    made = open_receiver()
+    for _ in range(50):
+        clock.advance_ms(1000)
+        assert not made.step(0).connected
+    assert caplog.text.count("can't be reached") == 1
+    clock.advance_ms(20_000)
+    made.step(0)
+    assert caplog.text.count("can't be reached") == 2
+
+
+def test_the_wait_before_the_next_try_grows_and_ends_on_stop(server, open_receiver, clock, monkeypatch):
+    server.listener.close()
+    stopping = threading.Event()
+    waits = []
+    monkeypatch.setattr(
+        stopping, "wait", lambda timeout: (waits.append(timeout), clock.advance_ms(int(timeout * 1000) + 1))
+    )
+    made = open_receiver(stopping=stopping)
+    for _ in range(24):
+        made.step(60)
+    assert len(waits) >= 10 and waits[0] <= 0.05 and 2.5 <= waits[-1] <= 5
+
+
+def test_quiet_for_counts_from_the_last_byte(server, open_receiver, clock):
+    made = open_receiver()
+    made.step(0)
+    server.accept()
+    clock.advance_ms(500)
+    assert made.quiet_for_ms == 500
+    server.peer.sendall(b"x")
+    made.step(5)
+    assert made.quiet_for_ms == 0
+
+
+def test_a_full_disk_stops_the_reading_and_loses_nothing(server, open_receiver, landing, monkeypatch):
+    made = open_receiver()
+    made.step(0)
+    server.accept()
+    server.peer.sendall(b"one\ntwo\n")
+    write = os.write
+    with monkeypatch.context() as patch:
+        written = []
+
+        def nearly_full(descriptor, data):
+            if written:
+                raise OSError(28, "No space left on device")
+            written.append(1)
+            return write(descriptor, data[:5])
+
+        patch.setattr(parts.os, "write", nearly_full)
+        with pytest.raises(SourceError, match="full"):
+            made.step(5)
+        server.peer.sendall(b"three\n")
+        with pytest.raises(SourceError, match="full"):
+            made.step(5)
+    assert made.step(5).lines == 3
+    made.close()
+    assert [line for _, line in stamped(landing)] == [b"one\n", b"two\n", b"three\n"]
+
+
+def test_a_second_receiver_of_the_folder_is_refused_and_the_source_id_lasts(open_receiver):
+    made = open_receiver()
+    with pytest.raises(ConfigError, match=r"another ingest job \(pid \d+\) reads 127\.0\.0\.1:"):
+        open_receiver()
+    made.close()
+    assert open_receiver().source_id == made.source_id
+
+
+@pytest.mark.parametrize(
+    ("left", "adopted"),
+    [
+        (b"5\tone\n6\ttwo\n", [(5, b"one\n"), (6, b"two\n")]), (b"5\tone\n6\ttw", [(5, b"one\n"), (6, b"tw\n")]),
+        (b"5\tone\n17", [(5, b"one\n")]), (b"17", []), (b"", []),
+    ],
+    ids=["whole", "torn line", "torn stamp", "only a torn stamp", "empty"],
+)  # fmt: skip
+def test_what_a_killed_receiver_left_is_published(open_receiver, landing, left, adopted):
+    open_receiver().close()
+    (landing / ".part-PBNM4--0000000.old=3A9999").write_bytes(left)
+    report = open_receiver().step(0)
+    assert stamped(landing) == adopted and len(report.landed) == bool(adopted) and hidden(landing) == []
+    assert [landed.file for landed in report.landed] == ["old:9999"] * bool(adopted)
+
+
+KILLED = """
+import sys
+from pipeline.landing.receiver import LineReceiver
+made = LineReceiver("127.0.0.1", int(sys.argv[1]), sys.argv[2], roll_ms=1e9)
+received = 0
+while True:
+    received += made.step(0.05).lines
+    print(received, flush=True)
+"""
+
+
+def test_lines_read_before_a_kill_are_adopted(server, open_receiver, landing):
+    command = [sys.executable, "-c", KILLED, str(server.port), str(landing)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        server.accept()
+        server.peer.sendall(b"".join(b"%d\n" % number for number in range(1000)) + b"begun")
+        until(lambda: process.stdout.readline() == "1000\n", lambda: None)
+        with pytest.raises(ConfigError, match=f"pid {process.pid}"):
+            open_receiver()
+        process.send_signal(signal.SIGKILL)
+        process.wait(20)
+    open_receiver().step(0)
+    assert [line for _, line in stamped(landing)] == [b"%d\n" % number for number in range(1000)] and hidden(
+        landing
+    ) == []
+
+
+def test_a_cut_line_is_longer_than_any_that_is_accepted():
+    from pipeline.core.validation import LINE_BYTES_MAX
+
+    assert receiver.LINE_BYTES_MAX > LINE_BYTES_MAX
