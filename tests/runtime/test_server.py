@@ -1,0 +1,294 @@
+import contextlib
+import fcntl
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from urllib.parse import unquote
+
+import pytest
+
+from pipeline.core.errors import ConfigError, StoreError
+from pipeline.runtime import server
+from pipeline.runtime.process import open_lock
+from pipeline.runtime.server import call_server, private_server
+
+Wait = Callable[..., None]
+Processes = Callable[[str], list]
+User = Callable[..., subprocess.Popen[bytes]]
+
+# A user: says the URL, then leaves when its stdin ends.
+USER = """
+import sys; from pathlib import Path; from pipeline.runtime.server import private_server
+with private_server(Path(sys.argv[1])) as url:
+    print(url, flush=True)
+    sys.stdin.read()
+print("left", flush=True)
+"""
+
+
+def get_socket(url: str) -> Path:
+    assert url.startswith("unix:///")
+    return Path(unquote(url.removeprefix("unix://")))
+
+
+def ping(url: str) -> bytes:
+    return call_server(get_socket(url), b"PING")
+
+
+@pytest.fixture
+def start_user(tmp_path: Path, spawn: Callable, wait_for: Wait, processes: Processes) -> User:
+    """Start a user in a process of its own; with ``wait``, return when it has the server."""
+
+    def start(name: str, *, wait: bool = True) -> subprocess.Popen[bytes]:
+        user = spawn([sys.executable, "-c", USER, str(tmp_path / "state")], name=name)
+        if wait:
+            wait_for(
+                lambda: "unix:" in (tmp_path / f"{name}stdout").read_text() or user.poll() is not None,
+                f"{name} has a server",
+            )
+        return user
+
+    return start
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> str:
+    return f"unix://{tmp_path}/state/server/redis.sock"
+
+
+def test_the_server_starts_within_half_a_second_and_is_gone_when_the_block_ends(
+    tmp_path: Path, processes: Processes
+) -> None:
+    started_s = time.monotonic()
+    with private_server(tmp_path) as url:
+        elapsed_s = time.monotonic() - started_s
+        assert ping(url) == b"+PONG\r\n"
+        assert len(processes("valkey-server unixsocket")) == 1
+    assert processes("") == []
+    assert not get_socket(url).exists()
+    assert elapsed_s < 2.0, "half a second on an idle machine, and this one may be busy"
+
+
+def test_what_was_stored_is_there_again_at_the_next_start(tmp_path: Path) -> None:
+    with private_server(tmp_path) as url:
+        assert call_server(get_socket(url), b"SET key value") == b"+OK\r\n"
+    with private_server(tmp_path) as url:
+        assert call_server(get_socket(url), b"GET key") == b"$5\r\nvalue\r\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("appendonly", "yes"), ("appendfsync", "always"), ("maxmemory-policy", "noeviction"), ("port", "0")],
+)
+def test_the_server_keeps_the_guarantee(tmp_path: Path, name: str, value: str) -> None:
+    with private_server(tmp_path) as url:
+        assert call_server(get_socket(url), f"CONFIG GET {name}".encode()).split(b"\r\n")[-2] == value.encode()
+
+
+def test_the_server_stays_until_the_last_of_two_users_has_left(
+    start_user: User, url: str, wait_for: Wait, processes: Processes
+) -> None:
+    first, second = start_user("first"), start_user("second")
+    first.stdin.close()
+    assert first.wait(10) == 0
+    assert ping(url) == b"+PONG\r\n"
+    second.stdin.close()
+    assert second.wait(10) == 0
+    assert processes("valkey-server unixsocket") == [], "the last one leaves when the server is gone"
+
+
+def test_a_user_that_is_killed_counts_as_gone(start_user: User, url: str, wait_for: Wait, processes: Processes) -> None:
+    first, second = start_user("first"), start_user("second")
+    first.kill()
+    first.wait()
+    assert ping(url) == b"+PONG\r\n"
+    second.kill()
+    second.wait()
+    wait_for(lambda: not processes("valkey-server"), "keeper and server are gone")
+
+
+def test_ctrl_c_in_the_terminal_of_a_user_does_not_reach_the_server(
+    start_user: User, url: str, processes: Processes
+) -> None:
+    first, second = start_user("first"), start_user("second")
+    assert {os.getsid(process.pid) for process in processes("valkey-server")}.isdisjoint({first.pid, second.pid})
+    os.killpg(first.pid, signal.SIGINT)
+    first.wait()
+    assert ping(url) == b"+PONG\r\n"
+    second.stdin.close()
+    assert second.wait(10) == 0
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere the server outlives its keeper until the next start")
+def test_the_server_goes_with_its_keeper(start_user: User, url: str, wait_for: Wait, processes: Processes) -> None:
+    start_user("first")
+    (keeper,) = processes("-m pipeline.runtime.server")
+    keeper.kill()
+    wait_for(lambda: not processes("valkey-server unixsocket"), "the server is gone")
+
+
+def test_after_a_killed_keeper_and_server_the_next_user_starts_a_new_one(
+    start_user: User, url: str, processes: Processes
+) -> None:
+    first = start_user("first")
+    for process in (*processes("-m pipeline.runtime.server"), *processes("valkey-server unixsocket")):
+        with contextlib.suppress(Exception):  # the server may have followed its keeper already
+            process.kill()
+    start_user("second")
+    assert ping(url) == b"+PONG\r\n"
+    assert len(processes("valkey-server unixsocket")) == 1
+    first.stdin.close()
+    assert first.wait(10) == 0
+    assert ping(url) == b"+PONG\r\n"
+
+
+def test_a_server_that_outlived_its_keeper_is_stopped_before_a_new_one_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spawn: Callable, wait_for: Wait, processes: Processes
+) -> None:
+    """Two servers on one set of files would ruin it. As on macOS, where the kernel doesn't stop the server."""
+    directory = tmp_path / "state" / "server"
+    directory.mkdir(parents=True)
+    program = str(server.find_server_program())
+    command = f"exec 9>{directory}/server; flock 9; exec {program} --port 0 --unixsocket {directory}/redis.sock --dir {directory}"
+    orphan = spawn(["bash", "-c", command])
+    wait_for(lambda: call_server(directory / "redis.sock", b"PING") == b"+PONG\r\n", "the orphan serves")
+    with private_server(tmp_path / "state") as url:
+        assert orphan.wait(10) == 0
+        assert ping(url) == b"+PONG\r\n"
+
+
+def test_four_users_that_start_at_once_share_one_server(
+    start_user: User, tmp_path: Path, url: str, wait_for: Wait, processes: Processes
+) -> None:
+    names = ["a", "b", "c", "d"]
+    users = [start_user(name, wait=False) for name in names]
+    wait_for(lambda: all((tmp_path / f"{name}stdout").read_text() == url + "\n" for name in names), "all four have it")
+    assert len(processes("valkey-server unixsocket")) == 1
+    assert len(processes("-m pipeline.runtime.server")) == 1
+    for user in users:
+        user.stdin.close()
+    assert [user.wait(10) for user in users] == [0, 0, 0, 0]
+    assert processes("valkey-server") == []
+
+
+def test_users_that_come_and_go_all_the_time_always_find_a_server(tmp_path: Path, processes: Processes) -> None:
+    answers: list[bytes] = []
+
+    def come_and_go() -> None:
+        for _ in range(5):
+            with private_server(tmp_path) as url:
+                answers.append(ping(url))
+
+    threads = [threading.Thread(target=come_and_go) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert answers == [b"+PONG\r\n"] * 15
+    assert processes("") == []
+
+
+def test_who_comes_waits_for_who_is_coming_or_going(tmp_path: Path) -> None:
+    arrived = threading.Event()
+
+    def come() -> None:
+        with private_server(tmp_path):
+            arrived.set()
+
+    with private_server(tmp_path):
+        change_fd = open_lock(tmp_path / "server" / "change")
+        fcntl.flock(change_fd, fcntl.LOCK_EX)
+        newcomer = threading.Thread(target=come)
+        newcomer.start()
+        assert not arrived.wait(0.3), "with the server running, it takes some milliseconds"
+        os.close(change_fd)
+        assert arrived.wait(20)
+        newcomer.join(20)
+
+
+def test_of_users_that_leave_at_once_the_last_one_waits_until_the_server_is_gone(
+    tmp_path: Path, processes: Processes
+) -> None:
+    together = threading.Barrier(4)
+
+    def use() -> None:
+        with private_server(tmp_path):
+            together.wait(30)
+
+    for _ in range(5):
+        threads = [threading.Thread(target=use) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+        assert processes("") == []
+
+
+def test_a_long_or_odd_path_is_no_obstacle(tmp_path: Path) -> None:
+    with private_server(tmp_path / "it's odd %41") as url:
+        assert ping(url) == b"+PONG\r\n"
+    with private_server(tmp_path / ("x" * 120)) as url:
+        assert ping(url) == b"+PONG\r\n"
+        folder = get_socket(url).parent
+        assert folder.stat().st_mode & 0o777 == 0o700
+    folder.rmdir()
+
+
+def test_a_folder_for_the_socket_that_others_can_write_to_is_refused(tmp_path: Path) -> None:
+    long = tmp_path / ("y" * 120)
+    with private_server(long) as url:
+        folder = get_socket(url).parent
+    folder.chmod(0o777)
+    with pytest.raises(ConfigError, match=str(folder)), private_server(long):
+        pass
+    folder.rmdir()
+
+
+def test_a_server_that_fails_to_start_is_an_error_that_names_its_log(tmp_path: Path) -> None:
+    data = tmp_path / "server" / "appendonlydir"
+    data.mkdir(parents=True)
+    (data / "appendonly.aof.manifest").write_text("nonsense\n")
+    with pytest.raises(StoreError, match=str(tmp_path / "server" / "server.log")), private_server(tmp_path):
+        pass
+    assert "manifest" in (tmp_path / "server" / "server.log").read_text()
+
+
+def test_a_server_that_reads_much_data_is_waited_for_and_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = tmp_path / "server" / "appendonlydir"
+    data.mkdir(parents=True)
+    (data / "appendonly.aof.manifest").write_text("file appendonly.aof.1.incr.aof seq 1 type i\n")
+    command = b"*2\r\n$4\r\nINCR\r\n$1\r\nn\r\n"
+    (data / "appendonly.aof.1.incr.aof").write_bytes(command * 1_000_000)
+    monkeypatch.setattr(server, "REPORT_S", 0.05)
+    with private_server(tmp_path) as url:
+        assert call_server(get_socket(url), b"GET n") == b"$7\r\n1000000\r\n"
+    assert "still reading its data" in capsys.readouterr().err
+
+
+def test_a_state_folder_that_cannot_be_used_is_an_error_that_names_it(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match="REDIS_URL"), private_server(tmp_path / "file"):
+        pass
+
+
+@pytest.mark.parametrize(("version", "accepted"), [("6.2.14", False), ("7.0.15", True), ("8.1.0", True)])
+def test_a_server_on_path_is_used_from_version_7_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: str, accepted: bool
+) -> None:
+    program = tmp_path / "redis-server"
+    program.write_text(f"#!/bin/sh\necho 'Redis server v={version} sha=0:0 malloc=libc bits=64'\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(server.importlib.util, "find_spec", lambda name: None)
+    if accepted:
+        assert server.find_server_program() == program
+    else:
+        with pytest.raises(ConfigError, match="install one, or set REDIS_URL"):
+            server.find_server_program()
