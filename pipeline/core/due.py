@@ -1,0 +1,119 @@
+"""From what a request says about time to ``due_ms``.
+
+Nothing here rounds down: a message is never due before the moment that was asked for. The only exception is what lies below the
+microsecond: a delay is rounded to the nearest microsecond first (0.1 + 0.2 is 0.30000000000000004 and means 300 ms), and digits
+of an ISO time beyond the sixth are cut.
+"""
+
+import re
+from datetime import date
+from decimal import ROUND_HALF_UP, Decimal
+from typing import Final
+
+DUE_MS_MAX: Final = 253_402_300_799_999  # 9999-12-31T23:59:59.999Z
+DELAY_SEC_MAX: Final = 31_622_400  # 366 days
+OFFSET_MINUTES_MAX: Final = 18 * 60  # as in java.time.ZoneOffset; real offsets lie within 14 hours
+
+# These patterns are read by Python and by Java, so they use only what means the same in both ([0-9] and never \d).
+LOCAL_TIME_PATTERN: Final = (
+    r"[0-9]{4}-[0-9]{2}-[0-9]{2}[Tt ](?:[01][0-9]|2[0-3]):[0-5][0-9](?::[0-5][0-9](?:[.,][0-9]{1,9})?)?"
+)
+ZONED_TIME_PATTERN: Final = LOCAL_TIME_PATTERN + r"(?:[Zz]|[+-][0-9]{2}(?::?[0-5][0-9])?)"
+NUMBER_PATTERN: Final = r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?"
+INTEGER_PATTERN: Final = r"-?(?:0|[1-9][0-9]*)"
+EPOCH_MS_PATTERN: Final = r"0|[1-9][0-9]*"
+
+_LOCAL_TIME: Final = re.compile(LOCAL_TIME_PATTERN)
+_ZONED_TIME: Final = re.compile(ZONED_TIME_PATTERN)
+_EPOCH_ORDINAL: Final = date(1970, 1, 1).toordinal()
+_MICROSECOND: Final = Decimal("0.000001")
+_DECIMAL_DIGITS_MAX: Final = 38
+
+
+def is_due_in_range(due_ms: int) -> bool:
+    """Say whether a due time lies in the years 1970 to 9999."""
+    return 0 <= due_ms <= DUE_MS_MAX
+
+
+def lateness_ms(due_ms: int, now_ms: int) -> int:
+    """Return by how much ``now_ms`` is past ``due_ms``; negative while the message is not due."""
+    return now_ms - due_ms
+
+
+def delay_ms_of_number(literal: str) -> int | None:
+    """Turn a delay in seconds, as written in JSON, into ms: HALF_UP to the microsecond, then up to the ms.
+
+    A literal with an exponent, or with more than 38 digits, is read as a double, as Spark's VARIANT does; any other is exact.
+
+    Returns:
+        The delay in ms, or None if it is outside 0..366 days.
+    """
+    as_float = float(literal)
+    if not 0 <= as_float <= DELAY_SEC_MAX:
+        return None
+    exact = _exact_decimal(literal)
+    seconds = Decimal(repr(as_float)) if exact is None else exact
+    micros = int(seconds.quantize(_MICROSECOND, rounding=ROUND_HALF_UP).scaleb(6))
+    return _ms_rounded_up(micros)
+
+
+def has_no_zone(text: str) -> bool:
+    """Say whether the text is a date and a time of day that only lacks its zone."""
+    return _LOCAL_TIME.fullmatch(text) is not None
+
+
+def due_ms_of_text(text: str) -> int | None:
+    """Turn an ISO 8601 time with a zone into due_ms, rounded up to the ms.
+
+    Returns:
+        ms UTC, outside 0..DUE_MS_MAX if the time is before 1970 or after 9999; None if there is no such form, day or offset.
+    """
+    if _ZONED_TIME.fullmatch(text) is None:
+        return None
+    seconds, fraction, offset_minutes = _split_time(text[16:].replace(",", "."))
+    if abs(offset_minutes) > OFFSET_MINUTES_MAX:
+        return None
+    days = _epoch_days(int(text[0:4]), int(text[5:7]), int(text[8:10]))
+    if days is None:
+        return None
+    minutes = days * 1440 + int(text[11:13]) * 60 + int(text[14:16]) - offset_minutes
+    micros = (minutes * 60 + seconds) * 1_000_000 + int(fraction.ljust(6, "0")[:6])
+    # Before 1970 stays before 1970, even by a microsecond, which rounding up would turn into 0.
+    return -1 if -1_000 < micros < 0 else _ms_rounded_up(micros)
+
+
+def _exact_decimal(literal: str) -> Decimal | None:
+    """Read a literal exactly, or return None where VARIANT falls back to a double."""
+    if "e" in literal or "E" in literal:
+        return None
+    digits = literal.lstrip("-").replace(".", "").lstrip("0")
+    scale = len(literal.partition(".")[2])
+    if len(digits) > _DECIMAL_DIGITS_MAX or scale > _DECIMAL_DIGITS_MAX:
+        return None
+    return Decimal(literal)
+
+
+def _split_time(tail: str) -> tuple[int, str, int]:
+    """Split ``[:SS[.digits]](Z|offset)`` into seconds, the digits of the fraction, and the offset in minutes."""
+    seconds = 0
+    if tail.startswith(":"):
+        seconds, tail = int(tail[1:3]), tail[3:]
+    fraction = ""
+    if tail.startswith("."):
+        fraction = tail[1:].rstrip("Zz").partition("+")[0].partition("-")[0]
+        tail = tail[1 + len(fraction) :]
+    if tail in ("Z", "z"):
+        return seconds, fraction, 0
+    minutes = int(tail[1:3]) * 60 + int(tail[3:].lstrip(":") or 0)
+    return seconds, fraction, -minutes if tail[0] == "-" else minutes
+
+
+def _epoch_days(year: int, month: int, day: int) -> int | None:
+    try:
+        return date(year, month, day).toordinal() - _EPOCH_ORDINAL
+    except ValueError:
+        return None
+
+
+def _ms_rounded_up(micros: int) -> int:
+    return -(-micros // 1_000)

@@ -1,0 +1,63 @@
+"""Names that sort by arrival: the token of a landing file, and the id of the message that stands in one of its lines.
+
+A token is 14 characters of an alphabet in ASCII order, six bits each: seven characters of time, seven of chance. A message id is
+the token and the line's number in the original file, so a file that is read again gives the same ids, two equal lines give two,
+and neither the number of cores nor any setting has a say in it.
+"""
+
+from typing import Final
+
+TOKEN_ALPHABET: Final = "-0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ_abcdefghijklmnopqrstuvwxyz"
+TOKEN_LENGTH: Final = 14
+LINE_NO_LENGTH: Final = 8
+MESSAGE_ID_LENGTH: Final = TOKEN_LENGTH + LINE_NO_LENGTH
+TOKEN_HALF_BITS: Final = 42
+# Eight hexadecimal digits; a file with more lines than this would need ids of another width.
+LINE_NO_MAX: Final = 0xFFFF_FFFF
+
+_BITS_PER_CHARACTER: Final = 6
+_CHARACTERS_PER_HALF: Final = TOKEN_LENGTH // 2
+_VALUE_OF: Final = {character: value for value, character in enumerate(TOKEN_ALPHABET)}
+
+
+def encode_token(epoch_ms: int, random_bits: int) -> str:
+    """Write a time and 42 random bits as a token; tokens sort as their times do.
+
+    Raises:
+        ValueError: either number is negative or needs more than 42 bits (a time after the year 2109).
+    """
+    return _encode_half(epoch_ms, "epoch_ms") + _encode_half(random_bits, "random_bits")
+
+
+def token_epoch_ms(token: str) -> int:
+    """Read the time back from a token, in ms UTC.
+
+    Raises:
+        ValueError: the text is not a token.
+    """
+    if len(token) != TOKEN_LENGTH or any(character not in _VALUE_OF for character in token):
+        raise ValueError(f"{token!r} is not a token: it takes {TOKEN_LENGTH} characters of {TOKEN_ALPHABET}.")
+    value = 0
+    for character in token[:_CHARACTERS_PER_HALF]:
+        value = value << _BITS_PER_CHARACTER | _VALUE_OF[character]
+    return value
+
+
+def message_id(token: str, line_no: int) -> str:
+    """Name the message that stands in line ``line_no`` (1-based, of the original file) of the file ``token``.
+
+    Raises:
+        ValueError: the token has another length, or the line number is outside 0..LINE_NO_MAX.
+    """
+    if len(token) != TOKEN_LENGTH:
+        raise ValueError(f"{token!r} is not a token: it takes {TOKEN_LENGTH} characters.")
+    if not 0 <= line_no <= LINE_NO_MAX:
+        raise ValueError(f"Line number {line_no} is outside 0..{LINE_NO_MAX}, so it does not fit into a message id.")
+    return f"{token}{line_no:08x}"
+
+
+def _encode_half(value: int, name: str) -> str:
+    if not 0 <= value < 1 << TOKEN_HALF_BITS:
+        raise ValueError(f"{name} is {value}, and a token holds 0..{(1 << TOKEN_HALF_BITS) - 1}.")
+    shifts = range(TOKEN_HALF_BITS - _BITS_PER_CHARACTER, -1, -_BITS_PER_CHARACTER)
+    return "".join(TOKEN_ALPHABET[value >> shift & 63] for shift in shifts)

@@ -1,0 +1,58 @@
+"""The Python form of the rules, against the table that the Column form also has to pass."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipeline.core.messages import MessageRequest, Reason, Rejection
+from pipeline.core.validation import validate_line
+from tests.cases.requests import CASES, Case
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_the_python_form_judges_every_line_of_the_table_as_written(case: Case) -> None:
+    found = validate_line(case.line, case.kind, case.arrival_ms, case.header)
+    assert (found.reason if isinstance(found, Rejection) else found) == case.expected
+
+
+def test_the_names_of_the_cases_are_unique() -> None:
+    names = [case.name for case in CASES]
+    assert sorted(set(names)) == sorted(names)
+
+
+def test_every_reason_has_a_case() -> None:
+    # These three are found before a line is looked at, or never; tests/ingest has cases for them.
+    elsewhere = {Reason.LINE_NO_TOO_HIGH, Reason.BAD_SOCKET_LINE, Reason.UNEXPLAINED}
+    assert {case.expected for case in CASES if isinstance(case.expected, Reason)} == set(Reason) - elsewhere
+
+
+@pytest.mark.parametrize("case", [c for c in CASES if isinstance(c.expected, Reason)], ids=lambda case: case.name)
+def test_a_rejection_is_told_in_one_short_sentence(case: Case) -> None:
+    found = validate_line(case.line, case.kind, case.arrival_ms, case.header)
+    assert isinstance(found, Rejection)
+    assert found.detail.endswith(".")
+    assert len(found.detail) < 400
+    assert found.detail.isprintable()
+
+
+@given(
+    st.one_of(st.binary(), st.text(st.characters()), st.text('{}[]":,\\ud8message due51.e-')),
+    st.sampled_from(["json", "csv", "sock"]),
+    st.one_of(st.none(), st.text('",measgdu')),
+)
+def test_no_line_of_any_kind_raises(raw: bytes | str, kind: str, header: str | None) -> None:
+    found = validate_line(raw, kind, 0, header)  # type: ignore[arg-type]
+    assert found is None or isinstance(found, MessageRequest | Rejection)
+
+
+def test_a_text_with_half_a_surrogate_pair_is_not_utf8() -> None:
+    found = validate_line('{"message":"\ud800","due":5}', "json", 0)
+    assert isinstance(found, Rejection)
+    assert found.reason is Reason.NOT_UTF8
+
+
+def test_a_line_of_very_many_fields_is_judged_quickly() -> None:
+    fields = ",".join(f'"k{number}":1' for number in range(200_000))
+    found = validate_line(f'{{{fields},"k199999":1}}', "json", 0)
+    assert isinstance(found, Rejection)
+    assert found.reason is Reason.DUPLICATE_KEY
