@@ -1,0 +1,114 @@
+"""The Spark session and the streaming query: landing files to Redis."""
+
+import json
+import logging
+import os
+import re
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+
+from pipeline.core.clock import Clock
+from pipeline.core.errors import ConfigError, PipelineError
+from pipeline.core.ids import encode_token
+from pipeline.ingest.sources import read_landing_once
+from pipeline.ingest.transforms import select_line_rows
+from pipeline.ingest.writer import BatchWriter, WriterSettings, count_rows
+
+log = logging.getLogger(__name__)
+
+BINDING_NAME = "duetime-source.json"
+# Correctness rests on these, and a checkpoint does not keep them: set here, whatever the configuration says.
+PINNED = {"spark.sql.session.timeZone": "UTC", "spark.sql.ansi.enabled": "true"}
+_CAUSE = re.compile(r"^\s*(?:Caused by: )?([\w.$]+(?:Exception|Error): .+)$", re.MULTILINE)
+_OWN_ERROR = re.compile(r"pipeline\.core\.errors\.(\w+): (.*)")
+
+
+def open_session() -> SparkSession:
+    """Start Spark, or join the session that spark-submit made."""
+    spark = SparkSession.builder.appName("duetime-ingest").getOrCreate()
+    for name, value in PINNED.items():
+        spark.conf.set(name, value)
+    return spark
+
+
+def warm_up(spark: SparkSession) -> None:
+    """Run one request through the same plan and a Python worker, so that the first batch of users is as fast as the second.
+
+    A cold batch takes seconds: classes are loaded, code is generated, Python workers start and import.
+    """
+    with TemporaryDirectory(prefix="duetime-warm-up-") as folder:
+        landing_name = f"{encode_token(0, 0)}.1.json.warm+up"
+        Path(folder, landing_name).write_text('{"message":"m","delay_sec":0}\n', encoding="utf-8")
+        files = read_landing_once(spark, folder)
+        files.transform(select_line_rows).mapInArrow(count_rows, "rows long").collect()
+
+
+def start_query(
+    files: DataFrame, settings: WriterSettings, checkpoint: str, trigger: str | None, clock: Clock
+) -> StreamingQuery:
+    """Start storing what ``files`` brings.
+
+    Args:
+        files: rows of ``schemas.FILE_ROW``.
+
+        trigger: how often to look for files, such as ``100 milliseconds``; None takes in what is there and ends.
+    Raises:
+        ConfigError: Spark does not understand the trigger.
+    """
+    writer = (
+        files.transform(select_line_rows)
+        .writeStream.queryName("duetime-ingest")
+        .foreachBatch(BatchWriter(settings, clock))
+        .option("checkpointLocation", checkpoint)
+    )
+    if trigger is None:
+        return writer.trigger(availableNow=True).start()
+    try:
+        return writer.trigger(processingTime=trigger).start()
+    except Exception as exc:
+        if "interval" in str(exc).lower():
+            raise ConfigError(f"{trigger!r} is no trigger; write for example --trigger '100 milliseconds'.") from exc
+        raise
+
+
+def bind_checkpoint(checkpoint: str, source_id: str, reads: str) -> None:
+    """Make a checkpoint belong to one input; Spark itself would silently mix two.
+
+    Raises:
+        ConfigError: it belongs to another one, or can't be written.
+    """
+    if "://" in checkpoint:
+        return  # not a local folder: left to whoever chose it
+    path = Path(checkpoint) / BINDING_NAME
+    try:
+        if path.exists():
+            bound = json.loads(path.read_text(encoding="utf-8"))
+            if bound.get("source_id") != source_id:
+                raise ConfigError(
+                    f"The checkpoint {checkpoint} belongs to another input ({bound.get('reads')}), not to {reads}; "
+                    "name another folder with --checkpoint."
+                )
+            return
+        path.parent.mkdir(parents=True, exist_ok=True)
+        work = path.with_suffix(f".{os.getpid()}.tmp")
+        work.write_text(json.dumps({"source_id": source_id, "reads": reads}), encoding="utf-8")
+        work.replace(path)
+    except (OSError, ValueError) as exc:
+        raise ConfigError(
+            f"The checkpoint folder {checkpoint} can't be used ({exc}); name another with --checkpoint."
+        ) from exc
+
+
+def query_failure(exc: Exception) -> PipelineError:
+    """Say in one sentence why a query ended; Spark's text is a page of stack traces with the cause somewhere in it."""
+    text = str(exc)
+    own = _OWN_ERROR.findall(text)
+    if own:
+        kind, sentence = own[-1]
+        return (ConfigError if kind == "ConfigError" else PipelineError)(sentence)
+    causes = _CAUSE.findall(text)
+    cause = causes[-1] if causes else text.partition("\n")[0]
+    return PipelineError(f"The streaming query ended: {cause.strip()}")

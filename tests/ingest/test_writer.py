@@ -1,0 +1,126 @@
+"""foreachBatch on a real server."""
+
+import json
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+
+from pipeline.config import RedisSettings
+from pipeline.core.clock import SystemClock
+from pipeline.core.errors import StoreUnavailable
+from pipeline.ingest.rejects import RejectsWriter, reject_record
+from pipeline.ingest.writer import BatchWriter, WriterSettings, open_store, schedule_patiently
+from tests.ingest.files import ARRIVAL_MS, TOKEN, file_rows
+from tests.servers import RealServer, real_server
+
+CONTENT = b"""{"message":"first","delay_sec":1}
+{"message":"no time"}
+
+{"message":"second","delay_sec":2,"id":"order-1"}
+{"message":"second again","delay_sec":2,"id":"order-1"}
+{"message":"third","due":5}
+"""
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[RealServer]:
+    with real_server() as running:
+        yield running
+
+
+@pytest.fixture
+def settings(server: RealServer, tmp_path: Path) -> WriterSettings:
+    redis = RedisSettings(url=server.url, namespace=f"test-{uuid.uuid4().hex}")
+    return WriterSettings(redis, "source", str(tmp_path / "rejects"), chunk_lines=2)
+
+
+def write(spark: SparkSession, settings: WriterSettings, *contents: bytes) -> None:
+    from pipeline.ingest.transforms import select_line_rows
+
+    files = [(f"{TOKEN[:-1]}{number}", 1, "json", content) for number, content in enumerate(contents)]
+    BatchWriter(settings, SystemClock())(file_rows(spark, files).transform(select_line_rows), 0)
+
+
+def members(settings: WriterSettings) -> list[str]:
+    store = open_store(settings.redis)
+    claim = store.claim(f"look:{uuid.uuid4().hex}").claim
+    found = [m.member.decode()[22:] for m in claim.messages] if claim else []
+    return found + (members(settings) if claim else [])
+
+
+def test_a_batch_is_stored_its_rejects_written_and_a_replay_stores_nothing(
+    spark: SparkSession, settings: WriterSettings, caplog: pytest.LogCaptureFixture
+) -> None:
+    from pipeline.cli import set_log_level
+
+    set_log_level("info")
+    write(spark, settings, CONTENT)
+    write(spark, settings, CONTENT)
+    lines = [record.getMessage() for record in caplog.records if record.name == "pipeline.ingest.writer"]
+    assert ["6 lines, 3 stored, 1 known, 1 rejected, 1 blank" in line for line in lines] == [True, False]
+    assert "6 lines, 0 stored, 4 known, 1 rejected, 1 blank" in lines[1]
+    assert sorted(members(settings)) == ['j{"message":"second","id":"order-1"}', "mfirst", "mthird"]
+    [path] = Path(settings.rejects).iterdir()
+    [record] = [json.loads(line) for line in path.read_text().splitlines()]
+    assert (record["raw"], record["file"], record["line"], record["reason"]) == (
+        '{"message":"no time"}',
+        "a.jsonl",
+        2,
+        "missing_due",
+    )
+    assert record["detail"].endswith(".")
+    counters = open_store(settings.redis).stats().counters
+    assert (counters["stored"], counters["known"], counters["rejected"]) == (3, 1, 1)
+
+
+def test_several_files_in_one_batch_keep_their_own_fences(spark: SparkSession, settings: WriterSettings) -> None:
+    write(spark, settings, b'{"message":"a","due":1}\n' * 5, b'{"message":"b","due":1}\n', b"\n\n", b"")
+    assert sorted(members(settings)) == ["ma"] * 5 + ["mb"]
+    assert len(list(open_store(settings.redis).fenced_tokens("source"))) == 3
+
+
+def test_a_server_that_does_not_answer_is_waited_for(caplog: pytest.LogCaptureFixture) -> None:
+    class Store:
+        calls = 0
+
+        def schedule(self, source_id: str, chunks: Any) -> list[Any]:
+            self.calls += 1
+            if self.calls < 4:
+                raise StoreUnavailable("Redis does not answer (refused).")
+            return ["stored"]
+
+    store = Store()
+    assert schedule_patiently(store, "source", [], SystemClock()) == ["stored"]  # type: ignore[arg-type, comparison-overlap]
+    assert store.calls == 4
+    assert [r.getMessage() for r in caplog.records] == ["ingest waits for Redis: Redis does not answer (refused)."]
+
+
+def test_rejects_of_a_file_are_put_in_place_whole(tmp_path: Path) -> None:
+    writer = RejectsWriter(tmp_path / "rejects")
+    writer.write("one", [{"line": 1}])
+    writer.write("one", [{"line": 2}])
+    assert [p.name for p in tmp_path.rglob("*.jsonl")] == []
+    writer.write("two", [])
+    assert [p.name for p in tmp_path.rglob("*.jsonl")] == ["one.jsonl"]
+    writer.close()
+    assert (tmp_path / "rejects" / "one.jsonl").read_text() == '{"line": 1}\n{"line": 2}\n'
+    assert len(list((tmp_path / "rejects").iterdir())) == 1
+
+
+@pytest.mark.parametrize(
+    ("raw", "reason", "found"),
+    [
+        ("{}", None, "missing_message"),
+        ("\ufffd", "not_utf8", "not_utf8"),
+        ('{"message":"m","due":1}', None, "unexplained"),
+    ],
+)
+def test_every_refused_line_has_a_reason_and_a_sentence(raw: str, reason: str | None, found: str) -> None:
+    row = {"raw": raw, "kind": "json", "arrival_ms": ARRIVAL_MS, "header": None, "reason": reason}
+    record = reject_record({**row, "file_name": "a.json", "line_no": 7})
+    assert (record["reason"], record["line"]) == (found, 7)
+    assert record["detail"].endswith(".")
