@@ -1,0 +1,1 @@
+"""The loop that delivers: no Spark here."""

@@ -1,0 +1,134 @@
+"""The drain loop: ticks, and exact waits between them."""
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Protocol, TypeVar
+
+from pipeline.core.backoff import backoff_ms
+from pipeline.core.clock import Clock
+from pipeline.core.errors import StoreUnavailable
+from pipeline.drain.tick import Tick, run_tick
+from pipeline.sinks.base import Sink
+from pipeline.store.base import Store
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+COMPLAIN_MS = 60_000  # an outage is told at its start and then this often
+
+
+class Waiter(Protocol):
+    """Waits, and ends the wait early for a newcomer or a stop."""
+
+    def wait(self, timeout_ms: float) -> None:
+        """Return after ``timeout_ms``, or before: when a message was scheduled that is due earlier, or on a stop."""
+        ...
+
+
+@dataclass(slots=True)
+class Totals:
+    """What a run of the loop did, in messages."""
+
+    delivered: int = 0
+    stale: int = 0
+    reclaimed: int = 0
+
+
+@dataclass(slots=True)
+class DrainLoop:
+    """Delivers what is due until it is told to stop.
+
+    It sleeps until exactly the next due time, at most ``wait_ms_max``: the cap bounds what a lost wake-up can cost.
+
+    Args:
+        loop_id: unique among all loops that ever run; it names the claims.
+
+        until: None to run for ever, ``now`` to end when nothing is due, ``empty`` to end when nothing is scheduled or in
+            flight.
+
+        stopping: true once the loop has to end.
+    """
+
+    store: Store
+    sink: Sink
+    clock: Clock
+    waiter: Waiter
+    loop_id: str
+    lease_ms: float
+    wait_ms_max: float
+    until: str | None
+    stopping: Callable[[], bool]
+    random: Callable[[], float]
+    totals: Totals = field(default_factory=Totals)
+    _passes: int = 0
+
+    def run(self) -> Totals:
+        """Run until ``stopping`` or ``until``. A server that does not answer is waited for.
+
+        Raises:
+            SinkClosed: nobody reads any more; the claims are given back.
+            StoreProtocolError: the server holds something else than we know.
+        """
+        try:
+            while not self.stopping():
+                tick = self._tick()
+                if tick.next_ms == 0:
+                    continue
+                if self._is_done(tick):
+                    break
+                self.waiter.wait(self._idle_ms(tick))
+        except StoreUnavailable as exc:
+            log.warning("stopped while Redis does not answer, so what was in hand comes again after its lease: %s", exc)
+        return self.totals
+
+    def _tick(self) -> Tick:
+        name = f"{self.loop_id}:{self._passes}"
+        self._passes += 1
+        tick = run_tick(
+            self.store, self.sink, self.clock, name, self.lease_ms, lambda: not self.stopping(), self._patiently
+        )
+        self.totals.delivered += tick.delivered - tick.stale
+        self.totals.stale += tick.stale
+        if tick.stale:
+            log.warning("%d messages took longer than the lease, so they will be delivered again", tick.stale)
+        if tick.first_lease_ms is not None and tick.first_lease_ms <= tick.now_ms:
+            reclaimed = self._patiently(self.store.reclaim)
+            self.totals.reclaimed += reclaimed
+            if reclaimed:
+                log.warning("took back %d messages of a loop that did not acknowledge them in time", reclaimed)
+                return Tick(tick.delivered, tick.stale, tick.now_ms, 0, None)
+        return tick
+
+    def _is_done(self, tick: Tick) -> bool:
+        if self.until == "now":
+            return True
+        return self.until == "empty" and tick.next_ms is None and tick.first_lease_ms is None
+
+    def _idle_ms(self, tick: Tick) -> float:
+        idle_ms = self.wait_ms_max
+        if tick.next_ms is not None:
+            idle_ms = min(idle_ms, tick.next_ms)
+        if tick.first_lease_ms is not None:
+            idle_ms = min(idle_ms, tick.first_lease_ms - tick.now_ms)
+        return max(idle_ms, 0.0)
+
+    def _patiently(self, call: Callable[[], T]) -> T:
+        """Make a call until the server answers it; the store's calls may all be repeated."""
+        failures, complained_ms = 0, 0.0
+        while True:
+            try:
+                result = call()
+            except StoreUnavailable as exc:
+                if self.stopping():
+                    raise
+                failures += 1
+                if failures == 1 or self.clock.monotonic_ms() - complained_ms >= COMPLAIN_MS:
+                    log.warning("waiting for Redis: %s", exc)
+                    complained_ms = self.clock.monotonic_ms()
+                self.waiter.wait(backoff_ms(failures, self.random))
+            else:
+                if failures:
+                    log.info("Redis answers again")
+                return result

@@ -1,0 +1,112 @@
+"""One pass of the drain loop: claim, deliver, acknowledge."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
+
+from pipeline.core.clock import Clock
+from pipeline.core.errors import SinkClosed, StoreError
+from pipeline.core.messages import Message, decode_member
+from pipeline.sinks.base import Delivery, Sink
+from pipeline.store.base import Claim, ClaimedMessage, Store
+
+LEASE_MARGIN = 0.1  # the part of the lease that is left unused, for clocks that drift and a process that is paused
+
+T = TypeVar("T")
+
+
+class Patience(Protocol):
+    """Makes a call to the store again until it is answered."""
+
+    def __call__(self, call: Callable[[], T]) -> T:
+        """Return what ``call`` returns; raises ``StoreUnavailable`` when the loop has to end."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """What one pass did. ``next_ms`` is how long nothing can be due, None if nothing is scheduled."""
+
+    delivered: int
+    stale: int
+    now_ms: int
+    next_ms: int | None
+    first_lease_ms: int | None
+
+
+def run_tick(
+    store: Store,
+    sink: Sink,
+    clock: Clock,
+    name: str,
+    lease_ms: float,
+    may_go_on: Callable[[], bool],
+    patiently: Patience,
+) -> Tick:
+    """Deliver one claim, if anything is due.
+
+    At least once: a message is acknowledged after the sink has it, so whatever ends this between the two repeats it.
+
+    Args:
+        name: unique to this pass, so that a claim whose reply was lost can be asked for again.
+
+        lease_ms: what the store grants; nothing is delivered after it.
+
+        may_go_on: false when the loop has to end: what is not delivered then is given back.
+
+        patiently: how calls to the store are made.
+    Raises:
+        StoreUnavailable: the loop has to end and the server does not answer; a claim is left to its lease.
+        SinkClosed: the claim is given back.
+    """
+    asked_ms = clock.monotonic_ms()
+    reply = patiently(lambda: store.claim(name))
+    claim = reply.claim
+    if claim is None:
+        next_ms = None if reply.next_due_ms is None else reply.next_due_ms - reply.now_ms
+        return Tick(0, 0, reply.now_ms, next_ms, reply.first_lease_ms)
+
+    deadline_ms = asked_ms + lease_ms * (1 - LEASE_MARGIN)
+    deliveries = [Delivery(_message(claimed), claimed.due_ms, claimed.attempt) for claimed in claim.messages]
+    try:
+        delivered = sink.deliver(deliveries, lambda: may_go_on() and clock.monotonic_ms() < deadline_ms)
+    except SinkClosed:
+        _give_back(store, claim, len(deliveries))
+        raise
+    held = _acknowledge(store, claim, deliveries[:delivered], patiently, lambda: clock.monotonic_ms() < deadline_ms)
+    if held and delivered < len(deliveries):
+        patiently(lambda: store.release(claim, delivered))
+    return Tick(delivered, 0 if held else delivered, reply.now_ms, 0, reply.first_lease_ms)
+
+
+def _acknowledge(
+    store: Store, claim: Claim, delivered: Sequence[Delivery], patiently: Patience, within_lease: Callable[[], bool]
+) -> bool:
+    """Acknowledge until there is an answer; False if the lease was over before."""
+    caller_ids = [d.message.id for d in delivered if d.message.id != d.message.message_id]
+    tries = 0
+
+    def call() -> bool:
+        nonlocal tries
+        tries += 1
+        return store.ack(claim, len(delivered), caller_ids)
+
+    held = patiently(call)
+    # Within the lease nobody else can have ended the claim, so it was this acknowledgement, whose first reply was lost.
+    return held or (tries > 1 and within_lease())
+
+
+def _give_back(store: Store, claim: Claim, delivered: int) -> None:
+    try:
+        store.release(claim, delivered)
+    except StoreError:
+        pass  # the sink's error is the one to tell; the lease gives the messages back
+
+
+def _message(claimed: ClaimedMessage) -> Message:
+    """Read a member; one that is not in our format, say from a hand-made ZADD, is delivered as it stands."""
+    try:
+        return decode_member(claimed.member)
+    except ValueError:
+        text = claimed.member.decode("utf-8", "replace")
+        return Message(message_id=text[:22], id=text[:22], topic="default", message=text, headers={})

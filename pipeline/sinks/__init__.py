@@ -1,0 +1,1 @@
+"""Where messages go when they are due."""

@@ -1,0 +1,248 @@
+"""The drain loop on a store with a clock that a test moves."""
+
+import uuid
+from collections.abc import Callable, Sequence
+
+import fakeredis
+import pytest
+
+from pipeline.config import DrainSettings
+from pipeline.core.errors import SinkClosed, StoreUnavailable
+from pipeline.drain.loop import DrainLoop
+from pipeline.sinks.base import Delivery
+from pipeline.store.base import Claim, ClaimReply
+from pipeline.store.keys import Keys
+from pipeline.store.redis_store import RedisStore
+from pipeline.store.scripts import Scripts
+from tests.store.builders import BUCKET_MS, TOKEN, chunk
+
+START_MS = 1_700_000_000_000
+EDGE_MS = START_MS - START_MS % BUCKET_MS + BUCKET_MS
+LEASE_MS = 30_000
+
+
+class ManualClock:
+    """Stands still until it is advanced; the waiter advances it by what it is asked to wait."""
+
+    def __init__(self) -> None:
+        self.now_ms = START_MS
+
+    def wall_ms(self) -> int:
+        return self.now_ms
+
+    def monotonic_ms(self) -> float:
+        return float(self.now_ms)
+
+    def advance_ms(self, ms: float) -> None:
+        self.now_ms += round(ms)
+
+
+class RecordingSink:
+    """Keeps what it is given; ``on_deliver`` may interfere."""
+
+    def __init__(self, clock: ManualClock) -> None:
+        self.clock = clock
+        self.seen: list[tuple[int, str, int]] = []
+        self.on_deliver: Callable[[], None] = lambda: None
+
+    def deliver(self, deliveries: Sequence[Delivery], may_go_on: Callable[[], bool]) -> int:
+        count = 0
+        for delivery in deliveries:
+            if not may_go_on():
+                break
+            self.on_deliver()
+            self.seen.append((self.clock.now_ms, delivery.message.message, delivery.attempt))
+            count += 1
+        return count
+
+
+class World:
+    """A store, a loop and their surroundings."""
+
+    def __init__(self) -> None:
+        self.clock = ManualClock()
+        self.client = fakeredis.FakeRedis()
+        self.keys = Keys(f"test-{uuid.uuid4().hex}")
+        self.store = self.new_store()
+        self.sink = RecordingSink(self.clock)
+        self.waits: list[float] = []
+        self.stop = False
+        self.on_wait: Callable[[], None] = lambda: None
+
+    def new_store(self) -> RedisStore:
+        settings = DrainSettings(lease_sec=LEASE_MS / 1000, claim_limit=10)
+        return RedisStore(self.client, self.keys, settings, Scripts(flags=False), lambda: self.clock.now_ms)
+
+    def wait(self, timeout_ms: float) -> None:
+        self.waits.append(timeout_ms)
+        assert len(self.waits) < 1_000, "the loop does not come to an end"
+        self.clock.advance_ms(max(timeout_ms, 1))
+        self.on_wait()
+
+    def loop(self, until: str | None = "empty", store: object = None) -> DrainLoop:
+        return DrainLoop(
+            store=store or self.store,  # type: ignore[arg-type]
+            sink=self.sink,
+            clock=self.clock,
+            waiter=self,
+            loop_id=uuid.uuid4().hex,
+            lease_ms=LEASE_MS,
+            wait_ms_max=1_000,
+            until=until,
+            stopping=lambda: self.stop,
+            random=lambda: 0.0,
+        )
+
+    def texts(self) -> list[str]:
+        return [text for _, text, _ in self.sink.seen]
+
+
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+def test_each_message_is_delivered_at_its_millisecond_across_a_bucket_boundary(world: World) -> None:
+    dues = [EDGE_MS - 2, EDGE_MS - 1, EDGE_MS, EDGE_MS, EDGE_MS + 1, EDGE_MS + BUCKET_MS]
+    world.clock.now_ms = EDGE_MS - 1_500
+    world.store.schedule("s", [chunk(*enumerate(dues, start=1))])
+    totals = world.loop().run()
+    assert [(at_ms, text) for at_ms, text, _ in world.sink.seen] == [
+        (due_ms, f"message {line}") for line, due_ms in enumerate(dues, start=1)
+    ]
+    assert totals.delivered == len(dues)
+
+
+def test_it_sleeps_to_the_next_due_time_and_never_longer_than_the_cap(world: World) -> None:
+    world.store.schedule("s", [chunk((1, START_MS + 2_300))])
+    world.loop().run()
+    assert world.waits == [1_000, 1_000, 300]
+
+
+def test_a_late_arrival_in_an_older_bucket_is_delivered_before_what_waits(world: World) -> None:
+    world.clock.now_ms = EDGE_MS + 10
+    world.store.schedule("s", [chunk((1, EDGE_MS + 500))])
+    world.on_wait = lambda: (
+        world.store.schedule("s", [chunk((1, EDGE_MS - BUCKET_MS), token="Q" * 14)]) and None
+        if len(world.waits) == 1
+        else None
+    )
+    world.loop().run()
+    assert len(world.sink.seen) == 2
+    assert world.client.zcard(world.keys.buckets()) == 0
+
+
+def test_once_delivers_what_is_due_and_leaves_the_rest(world: World) -> None:
+    world.store.schedule("s", [chunk(*((line, START_MS) for line in range(1, 26)), (26, START_MS + 1))])
+    world.loop(until="now").run()
+    assert len(world.sink.seen) == 25
+    assert world.store.stats().scheduled == 1
+
+
+def test_until_empty_waits_for_the_claims_of_others(world: World) -> None:
+    world.store.schedule("s", [chunk((1, START_MS))])
+    assert world.new_store().claim("dead:0").claim is not None
+    world.loop().run()
+    assert [(at_ms, attempt) for at_ms, _, attempt in world.sink.seen] == [(START_MS + LEASE_MS, 2)]
+
+
+def test_a_loop_that_died_between_delivery_and_acknowledgement_is_taken_over(world: World) -> None:
+    world.store.schedule("s", [chunk((1, START_MS), (2, START_MS))])
+
+    class Dying(RedisStore):
+        def ack(self, claim: Claim, delivered: int, caller_ids: Sequence[str]) -> bool:
+            raise KeyboardInterrupt
+
+    dying = world.new_store()
+    dying.__class__ = Dying
+    with pytest.raises(KeyboardInterrupt):
+        world.loop(store=dying).run()
+    world.loop().run()
+    assert world.texts() == ["message 1", "message 2"] * 2
+    assert [attempt for *_, attempt in world.sink.seen] == [1, 1, 2, 2]
+
+
+def test_a_stop_finishes_what_is_in_hand_and_gives_the_rest_back(world: World) -> None:
+    world.store.schedule("s", [chunk(*((line, START_MS) for line in range(1, 6)))])
+
+    def stop_at_the_third() -> None:
+        world.stop = len(world.sink.seen) == 2
+
+    world.sink.on_deliver = stop_at_the_third
+    world.loop().run()
+    stats = world.store.stats()
+    assert (world.texts(), stats.scheduled, stats.in_flight) == (["message 1", "message 2", "message 3"], 2, 0)
+
+
+def test_a_closed_sink_gives_everything_of_the_claim_back(world: World) -> None:
+    world.store.schedule("s", [chunk((1, START_MS), (2, START_MS))])
+
+    def close() -> None:
+        raise SinkClosed("Nobody reads.")
+
+    world.sink.on_deliver = close
+    with pytest.raises(SinkClosed):
+        world.loop().run()
+    stats = world.store.stats()
+    assert (stats.scheduled, stats.in_flight) == (2, 0)
+
+
+def test_nothing_is_delivered_after_the_lease(world: World) -> None:
+    world.store.schedule("s", [chunk((1, START_MS), (2, START_MS), (3, START_MS))])
+    world.sink.on_deliver = lambda: world.clock.advance_ms(20_000) if len(world.sink.seen) < 2 else None
+    totals = world.loop().run()
+    assert world.texts() == ["message 1", "message 2", "message 1", "message 2", "message 3"]
+    assert (totals.delivered, totals.stale, totals.reclaimed) == (3, 2, 3)
+
+
+class Flaky:
+    """A store whose calls fail by plan: ``before`` it is executed, or ``after``, when only the reply is lost."""
+
+    def __init__(self, store: RedisStore, plan: dict[str, list[str]]) -> None:
+        self._store = store
+        self._plan = plan
+        self.reclaim = store.reclaim
+        self.release = store.release
+
+    def claim(self, name: str) -> ClaimReply:
+        return self._call("claim", lambda: self._store.claim(name))  # type: ignore[return-value]
+
+    def ack(self, claim: Claim, delivered: int, caller_ids: Sequence[str]) -> bool:
+        return self._call("ack", lambda: self._store.ack(claim, delivered, caller_ids))  # type: ignore[return-value]
+
+    def _call(self, verb: str, call: Callable[[], object]) -> object:
+        fault = self._plan[verb].pop(0) if self._plan.get(verb) else ""
+        if fault == "before":
+            raise StoreUnavailable("Redis does not answer.")
+        result = call()
+        if fault == "after":
+            raise StoreUnavailable("Redis does not answer.")
+        return result
+
+
+@pytest.mark.parametrize("fault", ["before", "after"])
+def test_a_claim_that_failed_costs_no_lease(world: World, fault: str) -> None:
+    world.store.schedule("s", [chunk((1, START_MS))])
+    world.loop(store=Flaky(world.store, {"claim": [fault, fault]})).run()
+    assert world.texts() == ["message 1"]
+    assert world.clock.now_ms < START_MS + 1_000
+
+
+@pytest.mark.parametrize("fault", ["before", "after"])
+def test_an_acknowledgement_that_failed_is_made_again(world: World, fault: str) -> None:
+    world.store.schedule("s", [chunk((1, START_MS), (2, START_MS))])
+    totals = world.loop(store=Flaky(world.store, {"ack": [fault, fault]})).run()
+    assert world.texts() == ["message 1", "message 2"]
+    assert (totals.delivered, world.store.stats().counters["delivered"]) == (2, 2)
+
+
+def test_a_member_in_a_foreign_format_is_delivered_as_it_stands(world: World) -> None:
+    start_ms = START_MS - START_MS % BUCKET_MS
+    world.client.zadd(world.keys.buckets(), {str(start_ms): start_ms})
+    world.client.zadd(world.keys.bucket(start_ms), {"by hand": START_MS})
+    world.loop().run()
+    assert world.texts() == ["by hand"]
+
+
+def test_the_token_is_what_the_builders_say() -> None:
+    assert len(TOKEN) == 14
