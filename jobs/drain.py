@@ -1,0 +1,101 @@
+"""Print messages when they are due. Any number of these may run; each message goes to one of them."""
+
+import argparse
+import logging
+import os
+import random
+import secrets
+import socket
+from contextlib import ExitStack
+
+from pipeline.cli import (
+    EXIT_SUCCESS,
+    Stop,
+    announce_ready,
+    new_parser,
+    reachable_redis,
+    run_main,
+    set_log_level,
+    settings_from,
+)
+from pipeline.config import Settings
+from pipeline.core.clock import SystemClock
+from pipeline.drain.loop import DrainLoop
+from pipeline.sinks.screen import ScreenSink
+from pipeline.store.checks import check_server
+from pipeline.store.connection import connect
+from pipeline.store.doorbell import Doorbell
+from pipeline.store.keys import Keys
+from pipeline.store.redis_store import RedisStore
+
+log = logging.getLogger(__name__)
+
+
+class _InterruptibleDoorbell:
+    """The loop's waits: ended by the doorbell, the time, or a signal."""
+
+    def __init__(self, doorbell: Doorbell, stop: Stop) -> None:
+        self._doorbell = doorbell
+        self._stop = stop
+
+    def wait(self, timeout_ms: float) -> None:
+        self._stop.interrupting(lambda: self._doorbell.wait(timeout_ms))
+
+
+def parse_arguments(arguments: list[str]) -> tuple[argparse.Namespace, Settings]:
+    """Read the command line; argparse exits 2 with a sentence on wrong use."""
+    parser = new_parser("drain", __doc__ or "")
+    parser.add_argument("--sink", choices=["screen"], help="where messages go (default: screen)")
+    parser.add_argument("--format", choices=["text", "json"], help="one line a message (default: text)")
+    parser.add_argument(
+        "--lease", dest="lease_sec", metavar="SECONDS", help="how long a claim is this loop's (default: 30)"
+    )
+    until = parser.add_mutually_exclusive_group()
+    until.add_argument(
+        "--once", dest="until", action="store_const", const="now", help="deliver what is due now, then exit 0"
+    )
+    until.add_argument(
+        "--until-empty",
+        dest="until",
+        action="store_const",
+        const="empty",
+        help="exit 0 when nothing is scheduled or in flight",
+    )
+    given = parser.parse_args(arguments)
+    set_log_level(given.log_level)
+    return given, settings_from(given, "drain", "sink", "format", "lease_sec")
+
+
+def main(arguments: list[str]) -> int:
+    """Run the drain loop until it is stopped or done."""
+    given, settings = parse_arguments(arguments)
+    stop, clock = Stop(), SystemClock()
+    stop.install()
+    with ExitStack() as stack:
+        redis_settings = stack.enter_context(reachable_redis(settings))
+        client = connect(redis_settings)
+        for warning in check_server(client, redis_settings, clock):
+            log.warning("%s", warning)
+        keys = Keys(redis_settings.namespace)
+        doorbell = Doorbell(client, keys)
+        stack.callback(doorbell.close)
+        loop = DrainLoop(
+            store=RedisStore(client, keys, settings.drain),
+            sink=ScreenSink(settings.drain.format, clock),
+            clock=clock,
+            waiter=_InterruptibleDoorbell(doorbell, stop),
+            loop_id=f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(6)}",
+            lease_ms=settings.drain.lease_sec * 1000,
+            wait_ms_max=settings.drain.wait_ms_max,
+            until=given.until,
+            stopping=stop,
+            random=random.random,
+        )
+        announce_ready()
+        totals = loop.run()
+    log.info("delivered %d messages", totals.delivered)
+    return EXIT_SUCCESS
+
+
+if __name__ == "__main__":
+    run_main("drain", main)

@@ -1,0 +1,149 @@
+"""Take requests in from a folder or a socket, and schedule each message in Redis exactly once."""
+
+import argparse
+import logging
+import os
+from contextlib import ExitStack
+from pathlib import Path
+from threading import Event
+
+from pyspark.sql import SparkSession
+
+from pipeline.cli import (
+    EXIT_SUCCESS,
+    Stop,
+    announce_ready,
+    new_parser,
+    reachable_redis,
+    run_main,
+    set_log_level,
+    settings_from,
+)
+from pipeline.config import RedisSettings, Settings
+from pipeline.core.clock import SystemClock
+from pipeline.core.errors import ConfigError
+from pipeline.ingest.feeds import DirectFeed, Feed, FilesFeed, SocketFeed
+from pipeline.ingest.loop import FenceSweeper, raise_failure, run_once, run_until_stopped, stop_query
+from pipeline.ingest.query import bind_checkpoint, open_session, start_query, warm_up
+from pipeline.ingest.sources import read_direct, read_landing
+from pipeline.ingest.writer import WriterSettings
+from pipeline.store.checks import check_server
+from pipeline.store.connection import connect
+from pipeline.store.keys import Keys
+from pipeline.store.redis_store import RedisStore
+
+log = logging.getLogger(__name__)
+
+
+def parse_arguments(arguments: list[str]) -> tuple[argparse.Namespace, Settings]:
+    """Read the command line; argparse exits 2 with a sentence on wrong use."""
+    parser = new_parser("ingest", __doc__ or "")
+    parser.add_argument("--source", choices=["files", "socket"], help="where requests come from (default: files)")
+    parser.add_argument("--input", metavar="DIR", help="folder that request files are dropped into (default: inbox)")
+    parser.add_argument("--host", metavar="H", help="line server of --source socket (default: 127.0.0.1)")
+    parser.add_argument("--port", metavar="P", help="its port (default: 9999)")
+    parser.add_argument(
+        "--checkpoint", metavar="DIR", help="Spark's progress (default: one for each input, in .duetime)"
+    )
+    parser.add_argument("--rejects", metavar="DIR", help="lines that are not accepted, and why (default: rejects)")
+    parser.add_argument("--trigger", metavar="TIME", help="how often to look for files (default: '100 milliseconds')")
+    parser.add_argument("--once", action="store_true", help="take in what is there, then exit 0")
+    given = parser.parse_args(arguments)
+    set_log_level(given.log_level)
+    names = ("source", "input", "host", "port", "checkpoint", "rejects", "trigger")
+    return given, settings_from(given, "ingest", *names)
+
+
+def open_feed(settings: Settings) -> Feed:
+    """Open the input that the settings name."""
+    if settings.ingest.source == "socket":
+        return SocketFeed(settings.ingest, Path(settings.local.state))
+    if "://" in settings.ingest.input:
+        return DirectFeed(settings.ingest, Event().wait)
+    return FilesFeed(settings.ingest)
+
+
+def check_folders(settings: Settings) -> None:
+    """Find out now, not at the first reject, that a folder can't be written."""
+    folder = Path(settings.ingest.rejects)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        probe = folder / f".probe-{os.getpid()}"
+        probe.touch()
+        probe.unlink()
+    except OSError as exc:
+        raise ConfigError(
+            f"The rejects folder {folder} can't be written ({exc.strerror}); name another with --rejects."
+        ) from exc
+
+
+def check_master(spark: SparkSession, settings: Settings) -> None:
+    """Refuse executors on other machines together with a server that only this machine reaches."""
+    if not settings.redis.url and not str(spark.sparkContext.master).startswith("local"):
+        raise ConfigError(
+            "Executors on other machines can't reach the private server; name one with --redis or REDIS_URL."
+        )
+
+
+def main(arguments: list[str]) -> int:
+    """Run the ingest query until it is stopped, or once."""
+    given, settings = parse_arguments(arguments)
+    stop = Stop()
+    stop.install()
+    with ExitStack() as stack:
+        redis_settings = stack.enter_context(reachable_redis(settings))
+        client = connect(redis_settings)
+        for warning in check_server(client, redis_settings, SystemClock()):
+            log.warning("%s", warning)
+        check_folders(settings)
+        feed = open_feed(settings)
+        stack.callback(feed.close)
+        checkpoint = settings.ingest.checkpoint or str(Path(settings.local.state) / "checkpoints" / feed.source_id)
+        bind_checkpoint(checkpoint, feed.source_id, feed.reads)
+        spark = open_session()
+        stack.callback(spark.stop)
+        stop.install()  # Spark has put its own handler for SIGINT there
+        check_master(spark, settings)
+        store = RedisStore(client, Keys(redis_settings.namespace))
+        sweeper = FenceSweeper(
+            store, feed.source_id, Path(feed.location), settings.ingest.fence_keep_sec * 1000, SystemClock()
+        )
+        if not stop():
+            _run(given.once, settings, redis_settings, spark, feed, checkpoint, stop, sweeper)
+    return EXIT_SUCCESS
+
+
+def _run(
+    once: bool,
+    settings: Settings,
+    redis_settings: RedisSettings,
+    spark: SparkSession,
+    feed: Feed,
+    checkpoint: str,
+    stop: Stop,
+    sweeper: FenceSweeper,
+) -> None:
+    clock = SystemClock()
+    read = read_direct if isinstance(feed, DirectFeed) else read_landing
+    files = read(spark, feed.location, settings.ingest.max_bytes_per_trigger)
+    writer_settings = WriterSettings(
+        redis_settings, feed.source_id, settings.ingest.rejects, settings.ingest.chunk_lines
+    )
+    if not once:
+        warm_up(spark)
+    else:
+        run_once(feed, stop, stop.interrupting)
+    query = start_query(files, writer_settings, checkpoint, None if once else settings.ingest.trigger, clock)
+    log.info("ingest is up: it reads %s", feed.reads)
+    announce_ready()
+    if not once:
+        run_until_stopped(feed, query, clock, stop, stop.interrupting, sweeper.sweep)
+        return
+    while query.isActive and not stop():
+        stop.interrupting(lambda: query.awaitTermination(1))
+    raise_failure(query)
+    stop_query(query, clock)
+
+
+if __name__ == "__main__":
+    run_main("ingest", main)

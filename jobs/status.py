@@ -1,0 +1,70 @@
+"""Show what is scheduled, in flight, delivered, rejected and dead, when the next message is due, and how late the oldest is."""
+
+import json
+import logging
+from contextlib import ExitStack
+
+from pipeline.cli import EXIT_SUCCESS, new_parser, reachable_redis, run_main, set_log_level, settings_from
+from pipeline.core.clock import SystemClock
+from pipeline.sinks.screen import utc_text
+from pipeline.store.base import Stats
+from pipeline.store.checks import check_server
+from pipeline.store.connection import connect
+from pipeline.store.keys import Keys
+from pipeline.store.redis_store import RedisStore
+
+COUNTERS = ("delivered", "rejected", "dead", "stored", "known", "reclaimed", "stale_acks")
+
+
+def main(arguments: list[str]) -> int:
+    """Print one look at a namespace."""
+    parser = new_parser("status", __doc__ or "")
+    parser.add_argument(
+        "--format", choices=["text", "json"], default="text", help="for eyes or programs (default: text)"
+    )
+    given = parser.parse_args(arguments)
+    set_log_level(given.log_level)
+    settings = settings_from(given, "redis")
+    with ExitStack() as stack:
+        redis_settings = stack.enter_context(reachable_redis(settings))
+        client = connect(redis_settings)
+        for warning in check_server(client, redis_settings, SystemClock()):
+            logging.getLogger(__name__).warning("%s", warning)
+        stats = RedisStore(client, Keys(redis_settings.namespace)).stats()
+    print(json.dumps(as_record(stats)) if given.format == "json" else as_text(stats))
+    return EXIT_SUCCESS
+
+
+def as_record(stats: Stats) -> dict[str, int | None]:
+    """Return the JSON form: counts of messages, times in epoch ms UTC."""
+    return {
+        "scheduled": stats.scheduled,
+        "in_flight": stats.in_flight,
+        **{name: stats.counters.get(name, 0) for name in COUNTERS},
+        "next_due_ms": stats.next_due_ms,
+        "overdue_ms": stats.overdue_ms,
+        "now_ms": stats.now_ms,
+    }
+
+
+def as_text(stats: Stats) -> str:
+    """Return the same for eyes, one number a line."""
+    lines = [
+        f"{name.replace('_', ' '):<12}{value:>12,}"
+        for name, value in as_record(stats).items()
+        if name in SHOWN and value is not None
+    ]
+    if stats.next_due_ms is None:
+        lines.append(f"{'next due':<12}{'-':>12}")
+    else:
+        wait_sec = (stats.next_due_ms - stats.now_ms) / 1000
+        when = f"in {wait_sec:,.1f} s" if wait_sec > 0 else "now"
+        lines.append(f"{'next due':<12}{when:>12}  ({utc_text(stats.next_due_ms)} UTC)")
+    lines.append(f"{'oldest late':<12}{f'{stats.overdue_ms / 1000:,.1f} s':>12}")
+    return "\n".join(lines)
+
+
+SHOWN = ("scheduled", "in_flight", *COUNTERS)
+
+if __name__ == "__main__":
+    run_main("status", main)

@@ -1,0 +1,103 @@
+"""The command without arguments, as the README tells it."""
+
+import gzip
+import json
+import os
+import shutil
+import signal
+import time
+from pathlib import Path
+
+from tests.e2e.commands import Checkout, Command, processes_of
+
+SAMPLE_END = "That was the sample."
+
+
+def test_the_first_command_from_start_to_second_start(checkout: Checkout) -> None:
+    """One run, since each start costs seconds: sample, all ways to drop a file, stop, second start."""
+    first = checkout.run()
+    first.wait_for_line(SAMPLE_END)
+    assert [line.split(": ", 1)[1] for line in first.lines()][-1].startswith(SAMPLE_END)
+
+    drop_in_every_way(checkout.inbox)
+    checkout.drop("later.jsonl", {"message": "after the restart", "delay_sec": 20})
+    for text, times in {
+        "twice": 2,
+        "moved": 1,
+        "copied": 1,
+        "slow": 3,
+        "old": 1,
+        "future": 1,
+        "zipped": 1,
+        "csv": 1,
+    }.items():
+        first.wait_for(lambda c, t=text, n=times: shown(c, t) >= n, f"{times} x {text}", 60)
+    first.wait_for(lambda _: len(list((checkout.root / "rejects").glob("*.jsonl"))) >= 3, "rejects")
+    assert [(r["file"], r["line"], r["reason"]) for r in checkout.rejects()] == [
+        ("broken.json.gz", None, "corrupt_gzip"),
+        ("folder.json", None, "is_a_directory"),
+        ("mixed.jsonl", 2, "missing_due"),
+    ]
+
+    assert first.stop(signal.SIGINT) == 0, first.screen()
+    assert processes_of(checkout.root) == []
+    assert not [p for p in checkout.inbox.rglob("*") if p.name.endswith(".tmp")]
+    for text, times in {
+        "twice": 2,
+        "moved": 1,
+        "copied": 1,
+        "slow": 3,
+        "old": 1,
+        "future": 1,
+        "zipped": 1,
+        "csv": 1,
+    }.items():
+        assert shown(first, text) == times, first.screen()
+
+    second = checkout.run()
+    second.wait_for_line("Hello!", timeout_sec=60)
+    second.wait_for_line("after the restart", timeout_sec=60)
+    assert second.stop(signal.SIGTERM) == 0, second.screen()
+    assert processes_of(checkout.root) == []
+
+
+def drop_in_every_way(inbox: Path) -> None:
+    elsewhere = inbox.parent
+    line = lambda text: json.dumps({"message": text, "delay_sec": 0}) + "\n"  # noqa: E731
+    for _ in range(2):
+        (elsewhere / "work").write_text(line("twice"))
+        (elsewhere / "work").rename(inbox / "same.json")
+        wait_until(lambda: not (inbox / "same.json").exists())
+    (elsewhere / "moved.json").write_text(line("moved"))
+    shutil.move(elsewhere / "moved.json", inbox / "moved.json")
+    (elsewhere / "copied.json").write_text(line("copied"))
+    shutil.copy(elsewhere / "copied.json", inbox / "copied.json")
+    with (inbox / "slow.json").open("w") as writer:
+        for _ in range(3):
+            writer.write(line("slow"))
+            writer.flush()
+            wait_until(lambda: False, 0.4)
+    (elsewhere / "old.json").write_text(line("old"))
+    os.utime(elsewhere / "old.json", (0, 86_400))
+    (elsewhere / "old.json").rename(inbox / "old.json")
+    (elsewhere / "future.json").write_text(line("future"))
+    os.utime(elsewhere / "future.json", (time.time() + 10**6, time.time() + 10**6))
+    (elsewhere / "future.json").rename(inbox / "future.json")
+    whole = gzip.compress(line("zipped").encode() * 1)
+    (inbox / "zipped.json.gz").write_bytes(whole)
+    (inbox / "broken.json.gz").write_bytes(gzip.compress(os.urandom(1000))[:500])
+    (inbox / "folder.json").mkdir()
+    (inbox / "rows.csv").write_text("message,delay_sec\ncsv,0\n")
+    (inbox / "mixed.jsonl").write_text('{"message":"fine","delay_sec":0}\n{"message":"no time"}\n\n')
+
+
+def shown(command: Command, text: str) -> int:
+    return sum(line.endswith(f": {text}") for line in command.lines())
+
+
+def wait_until(condition, timeout_sec: float = 10) -> None:  # type: ignore[no-untyped-def]
+    import threading
+
+    deadline = time.monotonic() + timeout_sec
+    while not condition() and time.monotonic() < deadline:
+        threading.Event().wait(0.02)
