@@ -236,4 +236,4 @@ def drop_sample(sample: Path, inbox: Path | None) -> None:
     fresh = inbox / f".{sample.name}.{os.getpid()}"
     fresh.write_bytes(sample.read_bytes())
     fresh.rename(inbox / sample.name)
-    say(f"Dropped {sample.name} into {inbox.name}/: its messages are due in 3 to 8 seconds.")
+    say(f"Dropped {sample.name} into {inbox.name}/: its messages are due in 1 to 5 seconds.")
