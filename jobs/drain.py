@@ -85,7 +85,6 @@ def main(arguments: list[str]) -> int:
             clock=clock,
             waiter=_InterruptibleDoorbell(doorbell, stop),
             loop_id=f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(6)}",
-            lease_ms=settings.drain.lease_sec * 1000,
             wait_ms_max=settings.drain.wait_ms_max,
             until=given.until,
             stopping=stop,

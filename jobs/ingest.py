@@ -7,6 +7,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from threading import Event
 
+from py4j.protocol import Py4JError
 from pyspark.sql import SparkSession
 
 from pipeline.cli import (
@@ -23,7 +24,7 @@ from pipeline.config import RedisSettings, Settings
 from pipeline.core.clock import SystemClock
 from pipeline.core.errors import ConfigError
 from pipeline.ingest.feeds import DirectFeed, Feed, FilesFeed, SocketFeed
-from pipeline.ingest.loop import FenceSweeper, raise_failure, run_once, run_until_stopped, stop_query
+from pipeline.ingest.loop import FenceSweeper, run_once, run_to_the_end, run_until_stopped
 from pipeline.ingest.query import bind_checkpoint, open_session, start_query, warm_up
 from pipeline.ingest.sources import read_direct, read_landing
 from pipeline.ingest.writer import WriterSettings
@@ -101,7 +102,7 @@ def main(arguments: list[str]) -> int:
         checkpoint = settings.ingest.checkpoint or str(Path(settings.local.state) / "checkpoints" / feed.source_id)
         bind_checkpoint(checkpoint, feed.source_id, feed.reads)
         spark = open_session()
-        stack.callback(spark.stop)
+        stack.callback(_stop_spark, spark, stop)
         stop.install()  # Spark has put its own handler for SIGINT there
         check_master(spark, settings)
         store = RedisStore(client, Keys(redis_settings.namespace))
@@ -111,6 +112,14 @@ def main(arguments: list[str]) -> int:
         if not stop():
             _run(given.once, settings, redis_settings, spark, feed, checkpoint, stop, sweeper)
     return EXIT_SUCCESS
+
+
+def _stop_spark(spark: SparkSession, stop: Stop) -> None:
+    try:
+        spark.stop()
+    except (Py4JError, OSError):
+        if not stop():
+            raise  # otherwise the signal that stops us has ended the JVM too
 
 
 def _run(
@@ -139,10 +148,8 @@ def _run(
     if not once:
         run_until_stopped(feed, query, clock, stop, stop.interrupting, sweeper.sweep)
         return
-    while query.isActive and not stop():
-        stop.interrupting(lambda: query.awaitTermination(1))
-    raise_failure(query)
-    stop_query(query, clock)
+    run_to_the_end(query, stop, clock)
+    sweeper.sweep()
 
 
 if __name__ == "__main__":

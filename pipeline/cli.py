@@ -135,6 +135,11 @@ def run_main(name: str, main: Callable[[list[str]], int]) -> NoReturn:
     except PipelineError as exc:
         print(f"{name}: {exc}", file=sys.stderr)
         code = EXIT_FAILURE
+    except Exception as exc:
+        logging.getLogger(__name__).debug("the whole trace", exc_info=True)
+        said = next(iter(str(exc).splitlines()), "")
+        print(f"{name}: {type(exc).__name__}: {said} (unexpected; --log-level debug shows where)", file=sys.stderr)
+        code = EXIT_FAILURE
     except KeyboardInterrupt:
         code = EXIT_SUCCESS  # before the job had anything in hand
     _close_quietly()

@@ -5,12 +5,12 @@ together. Unknown keys are refused. A name that ends in ``_ms``, ``_sec`` or ``_
 """
 
 import os
+import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, get_args
-from urllib.parse import urlsplit, urlunsplit
 
 from pipeline.core.errors import ConfigError
 
@@ -62,6 +62,8 @@ class IngestSettings:
             raise ConfigError(f"ingest.port must be 1 to 65535, but is {self.port}.")
         if not self.input or not self.rejects:
             raise ConfigError("ingest.input and ingest.rejects must name a folder.")
+        if "://" in self.rejects:
+            raise ConfigError(f"ingest.rejects must be a local or mounted folder, but is {self.rejects!r}.")
         _require_positive("ingest", self, "max_bytes_per_trigger", "segment_bytes", "chunk_lines", "settle_ms")
         _require_positive("ingest", self, "socket_roll_ms", "fence_keep_sec")
 
@@ -83,9 +85,11 @@ class DrainSettings:
             raise ConfigError(f"drain.sink must be screen, but is {self.sink!r}.")
         if self.format not in ("text", "json"):
             raise ConfigError(f"drain.format must be text or json, but is {self.format!r}.")
+        if not 0.1 <= self.lease_sec <= 86_400:
+            raise ConfigError(f"drain.lease_sec must be 0.1 to 86400, but is {self.lease_sec}.")
         if not 1 <= self.claim_limit <= 5_000:
             raise ConfigError(f"drain.claim_limit must be 1 to 5000, but is {self.claim_limit}.")
-        _require_positive("drain", self, "lease_sec", "claim_bytes_max", "wait_ms_max", "id_memory_sec")
+        _require_positive("drain", self, "claim_bytes_max", "wait_ms_max", "id_memory_sec")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,8 +99,8 @@ class LocalSettings:
     state: str = ".duetime"
 
     def __post_init__(self) -> None:
-        if not self.state:
-            raise ConfigError("local.state must name a folder.")
+        if not self.state or "://" in self.state:
+            raise ConfigError(f"local.state must name a local folder, but is {self.state!r}.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,12 +153,10 @@ def load_settings(
 
 def redact_url(url: str) -> str:
     """Return ``url`` without its password, fit for a screen or a log."""
-    parts = urlsplit(url)
-    if parts.password is None:
-        return url
-    host = parts.hostname or ""
-    port = f":{parts.port}" if parts.port else ""
-    return urlunsplit(parts._replace(netloc=f"{parts.username or ''}:***@{host}{port}"))
+    scheme, _, rest = url.partition("://")
+    user, at, host = rest.rpartition("@")
+    shown = f"{scheme}://{user.partition(':')[0]}:***@{host}" if at else url
+    return re.sub(r"(?<=[?&]password=)[^&]*", "***", shown)
 
 
 def _read_file(file: Path | None) -> Mapping[str, Mapping[str, Value]]:

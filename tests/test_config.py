@@ -69,8 +69,12 @@ def test_a_url_is_no_path(file: Path) -> None:
         ("[readis]\n", "unknown section"),
         ("url = 1\n", "unknown section"),
         ("[redis\n", "not valid TOML"),
-        ("[drain]\nlease_sec = 0\n", "greater than 0"),
-        ("[drain]\nlease_sec = nan\n", "greater than 0"),
+        ("[drain]\nlease_sec = 0.09\n", "0.1 to 86400"),
+        ("[drain]\nlease_sec = nan\n", "0.1 to 86400"),
+        ("[drain]\nlease_sec = inf\n", "0.1 to 86400"),
+        ("[drain]\nwait_ms_max = 0\n", "greater than 0"),
+        ('[ingest]\nrejects = "s3a://b/r"\n', "local or mounted folder"),
+        ('[local]\nstate = "hdfs://h/s"\n', "local folder"),
         ('[drain]\nlease_sec = "soon"\n', "must be of type float"),
         ("[drain]\nclaim_limit = 1.5\n", "must be of type int"),
         ("[drain]\nclaim_limit = 5001\n", "1 to 5000"),
@@ -104,6 +108,9 @@ def test_a_named_file_must_exist(tmp_path: Path) -> None:
 def test_secrets_are_not_shown() -> None:
     assert "hidden" not in repr(RedisSettings(url="redis://user:hidden@host"))
     assert redact_url("redis://user:hidden@host:6379/0") == "redis://user:***@host:6379/0"
+    assert redact_url("redis://:hidden@host:abc/0") == "redis://:***@host:abc/0"
+    assert redact_url("redis://:hid@den@[::1") == "redis://:***@[::1"
+    assert redact_url("unix:///run/redis.sock?db=0&password=hidden") == "unix:///run/redis.sock?db=0&password=***"
     assert redact_url("unix:///run/redis.sock") == "unix:///run/redis.sock"
 
 

@@ -39,7 +39,15 @@ class SinkError(PipelineError):
 
 
 class SinkClosed(SinkError):
-    """Nobody reads the sink's output any more."""
+    """Nobody takes messages any more.
+
+    Args:
+        begun: how many of the messages in hand may have been seen, at most.
+    """
+
+    def __init__(self, text: str, begun: int) -> None:
+        super().__init__(text)
+        self.begun = begun
 
 
 class SourceError(PipelineError):

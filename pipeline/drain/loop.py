@@ -56,13 +56,13 @@ class DrainLoop:
     clock: Clock
     waiter: Waiter
     loop_id: str
-    lease_ms: float
     wait_ms_max: float
     until: str | None
     stopping: Callable[[], bool]
     random: Callable[[], float]
     totals: Totals = field(default_factory=Totals)
     _passes: int = 0
+    _started_ms: int = 0
 
     def run(self) -> Totals:
         """Run until ``stopping`` or ``until``. A server that does not answer is waited for.
@@ -74,11 +74,10 @@ class DrainLoop:
         try:
             while not self.stopping():
                 tick = self._tick()
-                if tick.next_ms == 0:
-                    continue
                 if self._is_done(tick):
                     break
-                self.waiter.wait(self._idle_ms(tick))
+                if tick.next_ms != 0:
+                    self.waiter.wait(self._idle_ms(tick))
         except StoreUnavailable as exc:
             log.warning("stopped while Redis does not answer, so what was in hand comes again after its lease: %s", exc)
         return self.totals
@@ -86,9 +85,7 @@ class DrainLoop:
     def _tick(self) -> Tick:
         name = f"{self.loop_id}:{self._passes}"
         self._passes += 1
-        tick = run_tick(
-            self.store, self.sink, self.clock, name, self.lease_ms, lambda: not self.stopping(), self._patiently
-        )
+        tick = run_tick(self.store, self.sink, self.clock, name, self.stopping, self._patiently)
         self.totals.delivered += tick.delivered - tick.stale
         self.totals.stale += tick.stale
         if tick.stale:
@@ -102,8 +99,10 @@ class DrainLoop:
         return tick
 
     def _is_done(self, tick: Tick) -> bool:
+        """Whether what ``until`` asks for is reached; "now" is the time of the first pass, or it might never be."""
         if self.until == "now":
-            return True
+            self._started_ms = self._started_ms or tick.now_ms
+            return tick.next_ms != 0 or (tick.last_due_ms or 0) > self._started_ms
         return self.until == "empty" and tick.next_ms is None and tick.first_lease_ms is None
 
     def _idle_ms(self, tick: Tick) -> float:

@@ -8,7 +8,7 @@ from pipeline.core.clock import Clock
 from pipeline.core.errors import SinkClosed, StoreError
 from pipeline.core.messages import Message, decode_member
 from pipeline.sinks.base import Delivery, Sink
-from pipeline.store.base import Claim, ClaimedMessage, Store
+from pipeline.store.base import Claim, ClaimedMessage, ClaimReply, Store
 
 LEASE_MARGIN = 0.1  # the part of the lease that is left unused, for clocks that drift and a process that is paused
 
@@ -25,58 +25,63 @@ class Patience(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """What one pass did. ``next_ms`` is how long nothing can be due, None if nothing is scheduled."""
+    """What one pass did.
+
+    ``next_ms`` is how long nothing can be due, None if nothing is scheduled; ``last_due_ms`` the latest due time delivered.
+    """
 
     delivered: int
     stale: int
     now_ms: int
     next_ms: int | None
     first_lease_ms: int | None
+    last_due_ms: int | None = None
 
 
 def run_tick(
-    store: Store,
-    sink: Sink,
-    clock: Clock,
-    name: str,
-    lease_ms: float,
-    may_go_on: Callable[[], bool],
-    patiently: Patience,
+    store: Store, sink: Sink, clock: Clock, name: str, stopping: Callable[[], bool], patiently: Patience
 ) -> Tick:
     """Deliver one claim, if anything is due.
 
-    At least once: a message is acknowledged after the sink has it, so whatever ends this between the two repeats it.
+    At least once: a message is acknowledged after the sink has it, so whatever ends this between the two repeats it. Nothing is
+    begun after the lease, and a stop does not wait for a sink that is blocked: the rest is given back.
 
     Args:
         name: unique to this pass, so that a claim whose reply was lost can be asked for again.
-
-        lease_ms: what the store grants; nothing is delivered after it.
-
-        may_go_on: false when the loop has to end: what is not delivered then is given back.
 
         patiently: how calls to the store are made.
     Raises:
         StoreUnavailable: the loop has to end and the server does not answer; a claim is left to its lease.
         SinkClosed: the claim is given back.
     """
-    asked_ms = clock.monotonic_ms()
-    reply = patiently(lambda: store.claim(name))
+    asked_ms = 0.0
+
+    def ask() -> ClaimReply:
+        nonlocal asked_ms
+        asked_ms = clock.monotonic_ms()  # before the server can have started the lease
+        return store.claim(name)
+
+    reply = patiently(ask)
     claim = reply.claim
     if claim is None:
         next_ms = None if reply.next_due_ms is None else reply.next_due_ms - reply.now_ms
         return Tick(0, 0, reply.now_ms, next_ms, reply.first_lease_ms)
 
-    deadline_ms = asked_ms + lease_ms * (1 - LEASE_MARGIN)
+    deadline_ms = asked_ms + (claim.lease_until_ms - reply.now_ms) * (1 - LEASE_MARGIN)
+
+    def in_time() -> bool:
+        return clock.monotonic_ms() < deadline_ms
+
     deliveries = [Delivery(_message(claimed), claimed.due_ms, claimed.attempt) for claimed in claim.messages]
     try:
-        delivered = sink.deliver(deliveries, lambda: may_go_on() and clock.monotonic_ms() < deadline_ms)
-    except SinkClosed:
-        _give_back(store, claim, len(deliveries))
+        delivered = sink.deliver(deliveries, in_time, lambda: in_time() and not stopping())
+    except SinkClosed as exc:
+        _give_back(store, claim, min(exc.begun, len(deliveries)))
         raise
-    held = _acknowledge(store, claim, deliveries[:delivered], patiently, lambda: clock.monotonic_ms() < deadline_ms)
+    held = _acknowledge(store, claim, deliveries[:delivered], patiently, in_time)
     if held and delivered < len(deliveries):
         patiently(lambda: store.release(claim, delivered))
-    return Tick(delivered, 0 if held else delivered, reply.now_ms, 0, reply.first_lease_ms)
+    return Tick(delivered, 0 if held else delivered, reply.now_ms, 0, reply.first_lease_ms, deliveries[-1].due_ms)
 
 
 def _acknowledge(

@@ -27,6 +27,7 @@ class FileChunk:
     rejected: pa.Table
     lines: int
     blank: int
+    size_bytes: int
 
 
 def cut_chunks(batches: Iterable[pa.RecordBatch], chunk_lines: int) -> Iterator[FileChunk]:
@@ -87,7 +88,8 @@ def _build_chunk(table: pa.Table, file_token: str, previous_line: int, last_line
             for row in identified.to_pylist()
         ],
     )
-    return FileChunk(chunk, rejected, table.num_rows, table.num_rows - messages.num_rows - rejected.num_rows)
+    blank = table.num_rows - messages.num_rows - rejected.num_rows
+    return FileChunk(chunk, rejected, table.num_rows, blank, table.nbytes)
 
 
 def _where(table: pa.Table, mask: pa.ChunkedArray) -> pa.Table:

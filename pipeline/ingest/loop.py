@@ -2,15 +2,17 @@
 
 import logging
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from threading import Event
-from typing import Protocol
+from typing import NoReturn, Protocol
 
+from py4j.protocol import Py4JError
 from pyspark.sql.streaming.query import StreamingQuery
 
 from pipeline.core.clock import Clock
-from pipeline.core.errors import StoreError
+from pipeline.core.errors import PipelineError, StoreError
+from pipeline.core.ids import token_epoch_ms
 from pipeline.ingest.feeds import Feed
 from pipeline.ingest.query import query_failure
 
@@ -18,6 +20,7 @@ log = logging.getLogger(__name__)
 
 STOP_MS = 20_000  # how long a batch in hand may take at a stop; cut off after that, it is replayed at the next start
 CHECK_MS = 20
+LOOKS_PER_KEEP = 6
 
 
 class FenceStore(Protocol):
@@ -64,27 +67,47 @@ def run_once(feed: Feed, stopping: Callable[[], bool], interruptibly: Callable[[
     feed.close()
 
 
+def run_to_the_end(query: StreamingQuery, stopping: Callable[[], bool], clock: Clock) -> None:
+    """Wait for a query that ends by itself.
+
+    Raises:
+        PipelineError: it failed.
+    """
+    while query.isActive:
+        if stopping():
+            stop_query(query, clock)
+            return
+        Event().wait(CHECK_MS / 1000)
+    if query.exception() is not None:
+        raise_failure(query)
+
+
 def stop_query(query: StreamingQuery, clock: Clock) -> None:
     """Stop between two batches, if the one in hand ends soon; one that is cut off is replayed and stores nothing twice."""
     deadline_ms = clock.monotonic_ms() + STOP_MS
-    while query.isActive and query.status["isTriggerActive"] and clock.monotonic_ms() < deadline_ms:
-        Event().wait(CHECK_MS / 1000)
-    query.stop()
+    try:
+        while query.isActive and query.status["isTriggerActive"] and clock.monotonic_ms() < deadline_ms:
+            Event().wait(CHECK_MS / 1000)
+        query.stop()
+    except (Py4JError, OSError):
+        # A SIGTERM to the whole process group, as systemd sends it, ends the JVM as well.
+        log.warning("Spark was stopped first, so the batch in hand is replayed at the next start")
 
 
-def raise_failure(query: StreamingQuery) -> None:
+def raise_failure(query: StreamingQuery) -> NoReturn:
     """Raise what ended the query, as one sentence."""
     exc = query.exception()
-    if exc is not None:
-        raise query_failure(exc) from exc
+    if exc is None:
+        raise PipelineError("The streaming query was stopped from outside; start the job again.")
+    raise query_failure(exc) from exc
 
 
 @dataclass(slots=True)
 class FenceSweeper:
-    """Forgets the fences of landing files that have been gone for ``keep_ms``.
+    """Forgets the fences of landing files that are gone, ``keep_ms`` after they landed.
 
-    A fence must outlive its file: a writer of an earlier run of the query may still hold rows of it. So a file counts as gone
-    only after this process has missed it for that long.
+    A fence must outlive every task that may still hold rows of its file. A file is deleted only after its batch is
+    committed, and it counts as gone when it is missing at a start, or at two looks in a row.
     """
 
     store: FenceStore
@@ -92,7 +115,7 @@ class FenceSweeper:
     landing: Path
     keep_ms: float
     clock: Clock
-    _missing_since_ms: dict[str, float] = field(default_factory=dict)
+    _missing: set[str] | None = None
     _next_ms: float = 0.0
 
     def sweep(self) -> None:
@@ -100,12 +123,13 @@ class FenceSweeper:
         now_ms = self.clock.monotonic_ms()
         if now_ms < self._next_ms:
             return
-        self._next_ms = now_ms + self.keep_ms / 6
+        self._next_ms = now_ms + self.keep_ms / LOOKS_PER_KEEP
+        oldest_ms = self.clock.wall_ms() - self.keep_ms
         try:
             here = {path.name.partition(".")[0] for path in self.landing.iterdir()}
-            missing = [token for token in self.store.fenced_tokens(self.source_id) if token not in here]
-            self._missing_since_ms = {token: self._missing_since_ms.get(token, now_ms) for token in missing}
-            over = [token for token, since_ms in self._missing_since_ms.items() if now_ms - since_ms >= self.keep_ms]
-            self.store.forget_fences(self.source_id, over)
+            missing = {token for token in self.store.fenced_tokens(self.source_id) if token not in here}
+            gone = missing if self._missing is None else missing & self._missing
+            self.store.forget_fences(self.source_id, [token for token in gone if token_epoch_ms(token) < oldest_ms])
+            self._missing = missing
         except (StoreError, OSError) as exc:
             log.debug("the fences are swept later: %s", exc)

@@ -6,15 +6,13 @@ numbered as they are split, and the arrival is the file's, or the socket line's 
 becomes a row.
 """
 
-from collections.abc import Mapping
-from typing import Any
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from pipeline.core.ids import LINE_NO_MAX, TOKEN_LENGTH
-from pipeline.core.messages import Reason, Rejection
-from pipeline.core.validation import LINE_BYTES_MAX, validate_line
+from pipeline.core.messages import Reason
+from pipeline.core.validation import LINE_BYTES_MAX
 from pipeline.ingest import columns as C
 from pipeline.ingest.schemas import LINE_ROW, OUTCOME_BLANK, OUTCOME_OK, OUTCOME_REJECTED
 
@@ -184,26 +182,6 @@ def with_outcome(requests: DataFrame) -> DataFrame:
             "reason": F.when(is_rejected, reason),
         }
     )
-
-
-def reject_record(row: Mapping[str, Any]) -> dict[str, str | int]:
-    """Explain a rejected row (``schemas.LINE_ROW``) for the rejects: where the line stood, the line, the reason, a sentence."""
-    known = {
-        Reason.NOT_UTF8: "The line is not UTF-8; what could not be read is replaced here.",
-        Reason.BAD_SOCKET_LINE: "The socket line has no arrival time in front of it.",
-        Reason.LINE_NO_TOO_HIGH: f"The line's number is above {LINE_NO_MAX}; split the file.",
-    }
-    if row["reason"] is not None:
-        found = Rejection(Reason(row["reason"]), known[Reason(row["reason"])])
-    else:
-        judged = validate_line(row["raw"], row["kind"], row["arrival_ms"], row["header"])
-        # Tests hold the two forms of the rules together; should they differ all the same, that must show.
-        unexplained = Rejection(
-            Reason.UNEXPLAINED, "The line was refused and the reason is not known; please report this."
-        )
-        found = judged if isinstance(judged, Rejection) else unexplained
-    place: dict[str, str | int] = {"file": row["file_name"], "line": row["line_no"]}
-    return place | {"reason": str(found.reason), "detail": found.detail, "raw": row["raw"]}
 
 
 def _url_decoded(text: Column) -> Column:

@@ -27,6 +27,7 @@ log = logging.getLogger(__name__)
 
 SUMMARY_COLUMNS = "lines long, stored long, known long, rejected long, blank long"
 ROUND_TRIP_CHUNKS = 200  # tiny files: this many go in one round trip
+ROUND_TRIP_BYTES = 8 * 1024 * 1024  # and long messages no more than this, give or take a chunk
 COMPLAIN_MS = 60_000  # an outage is told at its start and then this often
 
 
@@ -100,12 +101,16 @@ class PartitionWriter:
         for file_chunk in cut_chunks(batches, self._settings.chunk_lines):
             rejects.write(file_chunk.chunk.file_token, (reject_record(row) for row in file_chunk.rejected.to_pylist()))
             waiting.append(file_chunk)
-            if len(waiting) >= ROUND_TRIP_CHUNKS or sum(c.lines for c in waiting) >= self._settings.chunk_lines:
+            if len(waiting) >= ROUND_TRIP_CHUNKS or self._is_enough(waiting):
                 summary.add(self._store(store, waiting))
                 waiting = []
         summary.add(self._store(store, waiting))
         rejects.close()
         yield pa.RecordBatch.from_pylist([{f.name: getattr(summary, f.name) for f in fields(summary)}])
+
+    def _is_enough(self, waiting: Sequence[FileChunk]) -> bool:
+        lines, size = sum(c.lines for c in waiting), sum(c.size_bytes for c in waiting)
+        return lines >= self._settings.chunk_lines or size >= ROUND_TRIP_BYTES
 
     def _store(self, store: Store, file_chunks: Sequence[FileChunk]) -> Summary:
         if not file_chunks:

@@ -19,12 +19,14 @@ class Delivery:
 class Sink(Protocol):
     """Takes messages in order."""
 
-    def deliver(self, deliveries: Sequence[Delivery], may_go_on: Callable[[], bool]) -> int:
+    def deliver(self, deliveries: Sequence[Delivery], in_time: Callable[[], bool], patient: Callable[[], bool]) -> int:
         """Hand over messages in order, and return how many of them are wholly out of this process.
 
-        Stops early when ``may_go_on`` turns false: then the rest is not delivered.
+        Args:
+            in_time: asked before messages are begun; once false, no more are.
 
+            patient: asked while nobody takes what is handed over; once false, the wait is given up.
         Raises:
-            SinkClosed: nobody takes messages any more; how many were seen is unknown.
+            SinkClosed: nobody takes messages any more.
         """
         ...

@@ -18,8 +18,10 @@ from pipeline.sinks.base import Delivery
 PIPE_BYTES = (
     4_096  # POSIX: a pipe that is writable takes PIPE_BUF bytes (4,096 on Linux, at least 512) without blocking
 )
+PORTION_MAX = 100  # messages rendered at a time
 CHECK_MS = 200  # how often a blocked write asks whether it may go on
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+CALENDAR_FIRST_MS, CALENDAR_LAST_MS = -62_135_596_800_000, 253_402_300_799_999  # years 1 to 9999, what datetime knows
 # One message is one line and can't drive the terminal: control, format (bidi, zero width), surrogate, and line separators.
 UNSAFE_CATEGORIES = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
 JOINERS = frozenset({"\u200c", "\u200d"})  # harmless, and words in Persian or emoji families need them
@@ -40,35 +42,58 @@ class ScreenSink:
         self._render = self._json_line if format == "json" else self._text_line
         self._clock = clock
         self._descriptor = descriptor
+        self._torn = b""  # the rest of a line that was begun when the reader stopped reading
 
-    def deliver(self, deliveries: Sequence[Delivery], may_go_on: Callable[[], bool]) -> int:
+    def deliver(self, deliveries: Sequence[Delivery], in_time: Callable[[], bool], patient: Callable[[], bool]) -> int:
         """Write a line for each message; see ``Sink.deliver``."""
         delivered = 0
-        pending = bytearray()
-        for delivery in deliveries:
-            pending += self._render(delivery)
-            delivered += 1
-            if len(pending) >= PIPE_BYTES and not self._write(pending, may_go_on):
-                # The reader has had whole lines and perhaps a part of one; those of this portion are given back.
-                return delivered - pending.count(b"\n")
-        if pending and not self._write(pending, may_go_on):
-            return delivered - pending.count(b"\n")
+        try:
+            self._torn = self._torn[self._write(self._torn, patient) :]
+            while delivered < len(deliveries) and not self._torn and in_time():
+                lines = self._portion(deliveries, delivered)
+                written = self._write(b"".join(lines), patient)
+                for line in lines:
+                    if written < len(line):
+                        self._torn = line[written:] if written else b""
+                        return delivered
+                    written -= len(line)
+                    delivered += 1
+        except (BrokenPipeError, ConnectionResetError) as exc:
+            raise SinkClosed(
+                "Nobody reads the output any more; its messages are given back.", delivered + PORTION_MAX
+            ) from exc
+        except OSError as exc:
+            raise SinkClosed(
+                f"The output can't be written ({exc.strerror}); its messages are given back.", delivered + PORTION_MAX
+            ) from exc
         return delivered
 
-    def _write(self, pending: bytearray, may_go_on: Callable[[], bool]) -> bool:
-        """Write and clear ``pending``; False, with the unwritten part in it, when it may not go on."""
-        try:
-            while pending:
-                _, writable, _ = select.select([], [self._descriptor], [], CHECK_MS / 1000)
+    def _portion(self, deliveries: Sequence[Delivery], first: int) -> list[bytes]:
+        """Render messages until they fill what a pipe takes at a time."""
+        lines: list[bytes] = []
+        size = 0
+        for delivery in deliveries[first : first + PORTION_MAX]:
+            lines.append(self._render(delivery))
+            size += len(lines[-1])
+            if size >= PIPE_BYTES:
+                break
+        return lines
+
+    def _write(self, data: bytes, patient: Callable[[], bool]) -> int:
+        """Write ``data``; returns how much of it is out, all of it unless the reader stopped reading."""
+        view = memoryview(data)
+        written = 0
+        while written < len(view):
+            _, writable, _ = select.select([], [self._descriptor], [], CHECK_MS / 1000)
+            try:
                 if writable:
-                    del pending[: os.write(self._descriptor, pending[:PIPE_BYTES])]
-                elif not may_go_on():
-                    return False
-        except (BrokenPipeError, ConnectionResetError, OSError) as exc:
-            raise SinkClosed(
-                f"Nobody reads the output any more ({exc.strerror}); its messages are given back."
-            ) from exc
-        return True
+                    written += os.write(self._descriptor, view[written : written + PIPE_BYTES])
+                    continue
+            except BlockingIOError:  # somebody who shares our output made it non-blocking, and it is nearly full
+                select.select([], [], [], CHECK_MS / 1000)
+            if not patient():
+                break
+        return written
 
     def _text_line(self, delivery: Delivery) -> bytes:
         return f"{utc_text(delivery.due_ms)}: {visible(delivery.message.message)}\n".encode("utf-8", "backslashreplace")
@@ -90,8 +115,9 @@ class ScreenSink:
 
 
 def utc_text(epoch_ms: int) -> str:
-    """Return ``2026-11-20 12:00:01``, cut to the second."""
-    return (EPOCH + timedelta(milliseconds=epoch_ms)).strftime("%Y-%m-%d %H:%M:%S")
+    """Return ``2026-11-20 12:00:01``, cut to the second; a time that no calendar has becomes the first or last one."""
+    moment = EPOCH + timedelta(milliseconds=min(max(epoch_ms, CALENDAR_FIRST_MS), CALENDAR_LAST_MS))
+    return moment.replace(tzinfo=None).isoformat(" ", "seconds")
 
 
 def visible(text: str) -> str:

@@ -7,15 +7,16 @@ from typing import Any, TypeVar
 import redis
 
 from pipeline.config import DrainSettings
-from pipeline.core.errors import StoreProtocolError
+from pipeline.core.errors import StoreProtocolError, StoreUnavailable
 from pipeline.store.base import Chunk, Claim, ClaimedMessage, ClaimReply, Scheduled, Stats
 from pipeline.store.connection import translated_errors
 from pipeline.store.keys import Keys
 from pipeline.store.scripts import Scripts
+from pipeline.store.survey import survey
 
 BUCKET_TRIES = 8  # how often another loop may retire the oldest bucket between two calls before we call it a fault
 RECLAIM_LIMIT = 16  # claims a call; each is at most claim_limit messages
-PAGE = 1_000  # keys a round trip where a number of keys is walked
+PAGE = 1_000  # fields a round trip
 
 T = TypeVar("T")
 
@@ -184,28 +185,8 @@ class RedisStore:
             self._read(partial(self._client.hdel, self._keys.fences(source_id), *page))
 
     def stats(self) -> Stats:
-        """Count what is there. Not atomic: messages may move while it counts."""
-        keys = self._keys
-        now_ms = self._server_ms()
-        starts = [int(start) for start in self._read(lambda: self._client.zrange(keys.buckets(), 0, -1))]
-        claims = [token.decode() for token in self._read(lambda: self._client.zrange(keys.claims(), 0, -1))]
-        scheduled = sum(self._count("ZCARD", [keys.bucket(start) for start in starts]))
-        in_flight = sum(self._count("LLEN", [keys.claim(token) for token in claims])) // 2
-        next_due_ms = None
-        if starts:
-            head = self._read(lambda: self._client.zrange(keys.bucket(starts[0]), 0, 0, withscores=True))
-            next_due_ms = int(head[0][1]) if head else None
-        heads = [self._read(partial(self._client.lindex, keys.claim(token), 1)) for token in claims]
-        oldest = [int(due_ms) for due_ms in heads if due_ms is not None] + [d for d in [next_due_ms] if d is not None]
-        counters = self._read(lambda: self._client.hgetall(keys.counters()))
-        return Stats(
-            now_ms=now_ms,
-            scheduled=scheduled,
-            in_flight=in_flight,
-            next_due_ms=next_due_ms,
-            overdue_ms=max(0, now_ms - min(oldest)) if oldest else 0,
-            counters={name.decode(): int(value) for name, value in counters.items()},
-        )
+        """Count what is there; see ``survey``."""
+        return survey(self._client, self._keys, self._server_ms())
 
     def _release(self, token: str, bucket_start_ms: int, who: str, claimed: int, delivered: int) -> int:
         keys = self._keys
@@ -257,7 +238,10 @@ class RedisStore:
                 return self._send(commands)
             except redis.exceptions.NoScriptError:
                 self._scripts.load(self._client)
+            try:
                 return self._send(commands)  # each script says itself what it had done already
+            except redis.exceptions.NoScriptError as exc:
+                raise StoreUnavailable("Redis forgets its scripts as soon as it has them.") from exc
 
     def _send(self, commands: Sequence[tuple[Any, ...]]) -> list[Any]:
         if len(commands) == 1:
@@ -266,11 +250,6 @@ class RedisStore:
         for command in commands:
             pipeline.execute_command(*command)
         return list(pipeline.execute())
-
-    def _count(self, command: str, names: Sequence[str]) -> Iterator[int]:
-        for first in range(0, len(names), PAGE):
-            with translated_errors():
-                yield from self._send([(command, name) for name in names[first : first + PAGE]])
 
     def _read(self, call: Callable[[], T]) -> T:
         with translated_errors():

@@ -43,14 +43,15 @@ class RecordingSink:
     def __init__(self, clock: ManualClock) -> None:
         self.clock = clock
         self.seen: list[tuple[int, str, int]] = []
+        self.blocked = False
         self.on_deliver: Callable[[], None] = lambda: None
 
-    def deliver(self, deliveries: Sequence[Delivery], may_go_on: Callable[[], bool]) -> int:
+    def deliver(self, deliveries: Sequence[Delivery], in_time: Callable[[], bool], patient: Callable[[], bool]) -> int:
         count = 0
         for delivery in deliveries:
-            if not may_go_on():
-                break
             self.on_deliver()
+            if not in_time() or (self.blocked and not patient()):
+                break
             self.seen.append((self.clock.now_ms, delivery.message.message, delivery.attempt))
             count += 1
         return count
@@ -86,7 +87,6 @@ class World:
             clock=self.clock,
             waiter=self,
             loop_id=uuid.uuid4().hex,
-            lease_ms=LEASE_MS,
             wait_ms_max=1_000,
             until=until,
             stopping=lambda: self.stop,
@@ -162,23 +162,36 @@ def test_a_loop_that_died_between_delivery_and_acknowledgement_is_taken_over(wor
     assert [attempt for *_, attempt in world.sink.seen] == [1, 1, 2, 2]
 
 
-def test_a_stop_finishes_what_is_in_hand_and_gives_the_rest_back(world: World) -> None:
-    world.store.schedule("s", [chunk(*((line, START_MS) for line in range(1, 6)))])
+def test_a_stop_finishes_what_is_in_hand(world: World) -> None:
+    world.store.schedule("s", [chunk(*((line, START_MS) for line in range(1, 26)))])
 
     def stop_at_the_third() -> None:
-        world.stop = len(world.sink.seen) == 2
+        world.stop = world.stop or len(world.sink.seen) == 2
 
     world.sink.on_deliver = stop_at_the_third
     world.loop().run()
     stats = world.store.stats()
-    assert (world.texts(), stats.scheduled, stats.in_flight) == (["message 1", "message 2", "message 3"], 2, 0)
+    assert (len(world.sink.seen), stats.scheduled, stats.in_flight) == (10, 15, 0)  # 10 is a claim
+
+
+def test_a_stop_does_not_wait_for_a_sink_that_is_blocked_and_gives_the_rest_back(world: World) -> None:
+    world.store.schedule("s", [chunk(*((line, START_MS) for line in range(1, 6)))])
+
+    def block_at_the_third() -> None:
+        world.stop = world.sink.blocked = len(world.sink.seen) == 2
+
+    world.sink.on_deliver = block_at_the_third
+    world.loop().run()
+    stats = world.store.stats()
+    assert (world.texts(), stats.scheduled, stats.in_flight) == (["message 1", "message 2"], 3, 0)
+    assert [m.attempt for m in world.new_store().claim("other:0").claim.messages] == [1, 1, 1]  # type: ignore[union-attr]
 
 
 def test_a_closed_sink_gives_everything_of_the_claim_back(world: World) -> None:
     world.store.schedule("s", [chunk((1, START_MS), (2, START_MS))])
 
     def close() -> None:
-        raise SinkClosed("Nobody reads.")
+        raise SinkClosed("Nobody reads.", 1)
 
     world.sink.on_deliver = close
     with pytest.raises(SinkClosed):
@@ -187,12 +200,46 @@ def test_a_closed_sink_gives_everything_of_the_claim_back(world: World) -> None:
     assert (stats.scheduled, stats.in_flight) == (2, 0)
 
 
-def test_nothing_is_delivered_after_the_lease(world: World) -> None:
+def test_nothing_is_begun_after_the_lease(world: World) -> None:
     world.store.schedule("s", [chunk((1, START_MS), (2, START_MS), (3, START_MS))])
     world.sink.on_deliver = lambda: world.clock.advance_ms(20_000) if len(world.sink.seen) < 2 else None
     totals = world.loop().run()
-    assert world.texts() == ["message 1", "message 2", "message 1", "message 2", "message 3"]
-    assert (totals.delivered, totals.stale, totals.reclaimed) == (3, 2, 3)
+    assert world.texts() == ["message 1", "message 1", "message 2", "message 3"]
+    assert (totals.delivered, totals.stale, totals.reclaimed) == (3, 1, 3)
+
+
+def test_a_delivery_that_took_longer_than_the_lease_is_stale(world: World) -> None:
+    world.store.schedule("s", [chunk((1, START_MS))])
+    seen = world.sink.seen
+
+    class Slow(RecordingSink):
+        def deliver(
+            self, deliveries: Sequence[Delivery], in_time: Callable[[], bool], patient: Callable[[], bool]
+        ) -> int:
+            count = super().deliver(deliveries, in_time, patient)
+            if len(self.seen) == 1:
+                self.clock.advance_ms(LEASE_MS)
+            return count
+
+    world.sink.__class__ = Slow
+    totals = world.loop().run()
+    assert [(text, attempt) for _, text, attempt in seen] == [("message 1", 1), ("message 1", 2)]
+    assert (totals.delivered, totals.stale, totals.reclaimed) == (1, 1, 1)
+
+
+def test_once_ends_although_more_keeps_coming(world: World) -> None:
+    world.store.schedule("s", [chunk(*((line, START_MS) for line in range(1, 11)))])
+    sources = iter(range(1_000))
+
+    def more() -> None:
+        world.clock.advance_ms(1)
+        token = f"{next(sources):014d}"
+        world.store.schedule("s", [chunk(*((line, world.clock.now_ms) for line in range(1, 11)), token=token)])
+
+    world.sink.on_deliver = more
+    world.loop(until="now").run()
+    assert {text for _, text, _ in world.sink.seen[:10]} == {f"message {line}" for line in range(1, 11)}
+    assert len(world.sink.seen) == 20  # what was due, and the claim that showed that no more of it was left
 
 
 class Flaky:

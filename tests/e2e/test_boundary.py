@@ -63,7 +63,6 @@ def test_a_thousand_messages_in_a_minute_come_once_each_in_order_none_early() ->
                 clock=clock,
                 waiter=doorbell,
                 loop_id=uuid.uuid4().hex,
-                lease_ms=settings.lease_sec * 1_000,
                 wait_ms_max=settings.wait_ms_max,
                 until="empty",
                 stopping=lambda: False,

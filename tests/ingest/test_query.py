@@ -6,10 +6,12 @@ from pathlib import Path
 import pytest
 
 from pipeline.core.errors import ConfigError, PipelineError, StoreUnavailable
-from pipeline.ingest.loop import FenceSweeper
+from pipeline.core.ids import encode_token
+from pipeline.ingest.loop import FenceSweeper, raise_failure, run_to_the_end
 from pipeline.ingest.query import bind_checkpoint, query_failure
 
 HOUR_MS = 3_600_000
+LANDED_MS = 1_700_000_000_000
 
 
 def test_a_checkpoint_belongs_to_the_input_that_used_it_first(tmp_path: Path) -> None:
@@ -68,49 +70,88 @@ class Fences:
 
 
 class ManualClock:
+    """Wall and monotonic time move together."""
+
     def __init__(self) -> None:
         self.now_ms = 0.0
 
     def wall_ms(self) -> int:
-        return 0
+        return LANDED_MS + round(self.now_ms)
 
     def monotonic_ms(self) -> float:
         return self.now_ms
 
 
+def token_of(minutes: int) -> str:
+    return encode_token(LANDED_MS + minutes * 60_000, 1)
+
+
 def test_a_fence_outlives_its_file_by_the_configured_time(tmp_path: Path) -> None:
-    clock, fences = ManualClock(), Fences("gone", "here")
-    (tmp_path / "here.1.json.a+json").write_text("")
+    clock, gone, here = ManualClock(), token_of(0), token_of(1)
+    fences = Fences(gone, here)
+    (tmp_path / f"{here}.1.json.a+json").write_text("")
     sweeper = FenceSweeper(fences, "source", tmp_path, HOUR_MS, clock)
+    for minutes in (0, 30, 60):
+        clock.now_ms = minutes * 60_000
+        sweeper.sweep()
+        assert fences.tokens == {gone, here}
+    clock.now_ms = 71 * 60_000
     sweeper.sweep()
-    clock.now_ms = HOUR_MS - 1
-    sweeper.sweep()
-    assert fences.tokens == {"gone", "here"}
-    clock.now_ms = HOUR_MS + HOUR_MS / 6
-    sweeper.sweep()
-    assert fences.tokens == {"here"}
+    assert fences.tokens == {here}
 
 
-def test_a_file_that_comes_back_is_not_forgotten(tmp_path: Path) -> None:
-    clock, fences = ManualClock(), Fences("token")
+def test_a_file_that_was_gone_before_the_start_is_forgotten_at_the_start(tmp_path: Path) -> None:
+    clock, old, young = ManualClock(), token_of(-61), token_of(-59)
+    fences = Fences(old, young)
+    FenceSweeper(fences, "source", tmp_path, HOUR_MS, clock).sweep()
+    assert fences.tokens == {young}
+
+
+def test_a_file_that_was_just_deleted_keeps_its_fence_until_the_next_look(tmp_path: Path) -> None:
+    clock, old = ManualClock(), token_of(-120)
+    fences = Fences(old)
+    landed = tmp_path / f"{old}.1.json.a+json"
+    landed.write_text("")
     sweeper = FenceSweeper(fences, "source", tmp_path, HOUR_MS, clock)
     sweeper.sweep()
-    (tmp_path / "token.1.json.a+json").write_text("")
-    clock.now_ms = HOUR_MS
+    landed.unlink()
+    clock.now_ms = 10 * 60_000
     sweeper.sweep()
-    (tmp_path / "token.1.json.a+json").unlink()
-    clock.now_ms = 1.5 * HOUR_MS
+    assert fences.tokens == {old}
+    clock.now_ms = 20 * 60_000
     sweeper.sweep()
-    assert fences.tokens == {"token"}
+    assert fences.tokens == set()
 
 
 def test_a_server_that_does_not_answer_stops_no_sweep_for_good(tmp_path: Path) -> None:
-    clock, fences = ManualClock(), Fences("gone")
+    clock, fences = ManualClock(), Fences(token_of(-61))
     sweeper = FenceSweeper(fences, "source", tmp_path, HOUR_MS, clock)
     fences.answers = False
     sweeper.sweep()
     fences.answers = True
-    for hours in (1, 2, 3):
-        clock.now_ms = hours * HOUR_MS
-        sweeper.sweep()
+    clock.now_ms = HOUR_MS
+    sweeper.sweep()
     assert fences.tokens == set()
+
+
+class Query:
+    """A query that has ended."""
+
+    isActive = False  # noqa: N815 (Spark's name)
+
+    def __init__(self, failure: Exception | None) -> None:
+        self._failure = failure
+
+    def exception(self) -> Exception | None:
+        return self._failure
+
+
+def test_a_query_that_takes_in_what_is_there_may_end_and_may_fail() -> None:
+    run_to_the_end(Query(None), lambda: False, ManualClock())  # type: ignore[arg-type]
+    with pytest.raises(PipelineError, match=r"java\.io\.IOException: disk"):
+        run_to_the_end(Query(Exception("x\nCaused by: java.io.IOException: disk")), lambda: False, ManualClock())  # type: ignore[arg-type]
+
+
+def test_a_query_that_should_run_for_ever_and_does_not_is_a_failure() -> None:
+    with pytest.raises(PipelineError, match="stopped from outside"):
+        raise_failure(Query(None))  # type: ignore[arg-type]

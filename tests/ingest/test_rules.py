@@ -12,8 +12,8 @@ from pipeline.core.buckets import bucket_start_ms
 from pipeline.core.ids import encode_token, message_id
 from pipeline.core.messages import MessageRequest, Reason, encode_member
 from pipeline.core.validation import validate_line
+from pipeline.ingest.rejects import reject_record
 from pipeline.ingest.schemas import OUTCOME_BLANK, OUTCOME_OK, OUTCOME_REJECTED
-from pipeline.ingest.transforms import reject_record
 from tests.cases.requests import CASES, Case
 from tests.ingest.files import ARRIVAL_MS, FileParts, line_rows
 

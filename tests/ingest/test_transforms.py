@@ -10,6 +10,7 @@ from pyspark.sql import functions as F
 from pipeline.core.ids import LINE_NO_MAX
 from pipeline.core.messages import Reason
 from pipeline.ingest import transforms
+from pipeline.ingest.rejects import reject_record
 from pipeline.ingest.schemas import FILE_ROW, LINE_ROW, OUTCOME_BLANK, OUTCOME_OK, OUTCOME_REJECTED
 from tests.ingest.files import ARRIVAL_MS, TOKEN, file_rows, line_rows
 
@@ -103,7 +104,7 @@ def test_a_socket_line_brings_its_own_arrival(spark: SparkSession) -> None:
 def test_a_socket_line_without_an_arrival_is_rejected(spark: SparkSession, line: bytes) -> None:
     (row,) = line_rows(spark, [(TOKEN, 1, "sock", line)])
     assert (row.outcome, row.raw, row.reason) == (OUTCOME_REJECTED, line.decode(), Reason.BAD_SOCKET_LINE)
-    assert transforms.reject_record(row.asDict())["reason"] == Reason.BAD_SOCKET_LINE
+    assert reject_record(row.asDict())["reason"] == Reason.BAD_SOCKET_LINE
 
 
 def test_one_bad_byte_spoils_its_own_line_only(spark: SparkSession) -> None:
@@ -130,7 +131,7 @@ def test_the_highest_line_number_is_taken_and_the_next_is_not(spark: SparkSessio
 @pytest.mark.parametrize("arrival_ms", [-1, 253_402_300_800_000])
 def test_an_arrival_outside_the_years_makes_a_rejection(spark: SparkSession, arrival_ms: int) -> None:
     (row,) = line_rows(spark, [(TOKEN, 1, "json", b'{"message":"m","delay_sec":0}')], arrival_ms)
-    assert transforms.reject_record(row.asDict())["reason"] == Reason.DUE_OUT_OF_RANGE
+    assert reject_record(row.asDict())["reason"] == Reason.DUE_OUT_OF_RANGE
 
 
 def test_equal_lines_are_two_messages(spark: SparkSession) -> None:
@@ -149,7 +150,7 @@ def test_rows_come_in_the_order_of_lines_with_the_stated_columns(spark: SparkSes
 
 def test_a_line_that_only_spark_refuses_is_told_as_unexplained() -> None:
     row = {"file_name": "a", "line_no": 3, "raw": '{"message":"m","due":5}', "kind": "json", "arrival_ms": 1}
-    record = transforms.reject_record(row | {"header": None, "reason": None})
+    record = reject_record(row | {"header": None, "reason": None})
     assert (record["reason"], record["file"], record["line"]) == (Reason.UNEXPLAINED, "a", 3)
 
 

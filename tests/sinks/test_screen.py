@@ -2,6 +2,7 @@
 
 import json
 import os
+import threading
 from collections.abc import Iterator
 
 import pytest
@@ -9,9 +10,22 @@ import pytest
 from pipeline.core.errors import SinkClosed
 from pipeline.core.messages import Message
 from pipeline.sinks.base import Delivery
-from pipeline.sinks.screen import ScreenSink, visible
+from pipeline.sinks.screen import ScreenSink, utc_text, visible
 
 DUE_MS = 1_795_176_001_987  # 2026-11-20 12:00:01.987 UTC
+
+
+def always() -> bool:
+    return True
+
+
+def never() -> bool:
+    return False
+
+
+def iter_all(descriptor: int) -> Iterator[int]:
+    while part := os.read(descriptor, 65_536):
+        yield from part
 
 
 class StoppedClock:
@@ -38,7 +52,7 @@ def pipe() -> Iterator[tuple[int, int]]:
 
 
 def written(pipe: tuple[int, int], format: str, *deliveries: Delivery) -> bytes:
-    assert ScreenSink(format, StoppedClock(), pipe[1]).deliver(deliveries, lambda: True) == len(deliveries)
+    assert ScreenSink(format, StoppedClock(), pipe[1]).deliver(deliveries, always, always) == len(deliveries)
     return os.read(pipe[0], 65_536)
 
 
@@ -87,18 +101,53 @@ def test_what_could_drive_a_terminal_is_made_visible(text: str, shown: str) -> N
 def test_a_closed_reader_ends_the_sink(pipe: tuple[int, int]) -> None:
     os.close(pipe[0])
     with pytest.raises(SinkClosed, match="given back"):
-        ScreenSink("text", StoppedClock(), pipe[1]).deliver([delivery("m")], lambda: True)
+        ScreenSink("text", StoppedClock(), pipe[1]).deliver([delivery("m")], always, always)
 
 
-def test_a_reader_that_stopped_reading_does_not_hold_up_the_end(pipe: tuple[int, int]) -> None:
-    deliveries = [delivery("x" * 1_000) for _ in range(500)]
-    count = ScreenSink("text", StoppedClock(), pipe[1]).deliver(deliveries, lambda: False)
+def test_a_reader_that_stopped_reading_does_not_hold_up_the_end_and_no_line_stays_torn(pipe: tuple[int, int]) -> None:
+    sink = ScreenSink("json", StoppedClock(), pipe[1])
+    texts = [f"{n} " + "x" * 1_000 for n in range(500)]
+    first = sink.deliver([delivery(text) for text in texts], always, never)
+    assert 0 < first < 500
+    received = bytearray()
+    reading = threading.Thread(target=lambda: received.extend(iter_all(pipe[0])))
+    reading.start()
+    assert sink.deliver([delivery(text) for text in texts[first:]], always, always) == 500 - first
     os.close(pipe[1])
-    with os.fdopen(pipe[0], "rb") as reader:
-        whole_lines = reader.read().count(b"\n")
-    assert 0 < count < 500
-    assert count == whole_lines
+    reading.join()
+    seen = [json.loads(line)["message"] for line in received.splitlines()]
+    assert [text for n, text in enumerate(seen) if text not in seen[:n]] == texts
+    assert len(seen) <= 501  # the line that was torn is whole now, and its message came again
+
+
+def test_nothing_is_begun_out_of_time(pipe: tuple[int, int]) -> None:
+    assert ScreenSink("text", StoppedClock(), pipe[1]).deliver([delivery("m")], never, always) == 0
+
+
+def test_an_output_that_can_not_be_written_says_why() -> None:
+    full = os.open("/dev/full", os.O_WRONLY)
+    with pytest.raises(SinkClosed, match="No space left") as caught:
+        ScreenSink("text", StoppedClock(), full).deliver([delivery("m")], always, always)
+    os.close(full)
+    assert caught.value.begun >= 1
+
+
+def test_an_output_that_does_not_block_is_waited_for(pipe: tuple[int, int]) -> None:
+    os.set_blocking(pipe[1], False)
+    received = bytearray()
+    reading = threading.Thread(target=lambda: received.extend(iter_all(pipe[0])))
+    sink = ScreenSink("text", StoppedClock(), pipe[1])
+    reading.start()
+    assert sink.deliver([delivery("x" * 1_000) for _ in range(500)], always, always) == 500
+    os.close(pipe[1])
+    reading.join()
+    assert received.count(b"\n") == 500
+
+
+@pytest.mark.parametrize("due_ms", [-(10**17), 10**17, 0])
+def test_a_due_time_that_no_calendar_has_can_be_shown(due_ms: int) -> None:
+    assert len(utc_text(due_ms)) == 19
 
 
 def test_nothing_to_deliver_is_fine(pipe: tuple[int, int]) -> None:
-    assert ScreenSink("text", StoppedClock(), pipe[1]).deliver([], lambda: True) == 0
+    assert ScreenSink("text", StoppedClock(), pipe[1]).deliver([], always, always) == 0

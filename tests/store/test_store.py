@@ -294,6 +294,22 @@ class TestStats:
         stats = store.stats()
         assert (stats.scheduled, stats.in_flight, stats.next_due_ms, stats.overdue_ms) == (2, 1, START_MS + 300, 500)
 
+    def test_an_emptied_bucket_in_the_index_hides_nothing(self, bench: Bench) -> None:
+        store = bench.store()
+        store.schedule("s", [chunk((1, START_MS + 300))])
+        bench.client.zadd(bench.keys.buckets(), {"0": 0})
+        assert (store.stats().scheduled, store.stats().next_due_ms) == (1, START_MS + 300)
+
+
+class TestOddScores:
+    @pytest.mark.parametrize("score", ["-1e17", "-inf"])
+    def test_a_score_that_is_no_time_is_delivered_all_the_same(self, bench: Bench, score: str) -> None:
+        start = START_MS - START_MS % BUCKET_MS
+        bench.client.zadd(bench.keys.buckets(), {str(start): start})
+        bench.client.execute_command("ZADD", bench.keys.bucket(start), score, "by hand")
+        [(due_ms, text)] = claim_all(bench.store())
+        assert (due_ms, text) == (-(2**53), b"by hand")
+
 
 class TestFences:
     def test_they_are_forgotten_by_name(self, bench: Bench) -> None:

@@ -29,8 +29,10 @@ end
 local PAGE = 100 -- messages a step, so that claim_bytes_max is passed by one page at most
 local MESSAGE_ID_LENGTH = 22
 
+local TIME_MAX = 2 ^ 53 -- a ZADD by hand may hold any score; beyond this no time is exact
+
 local function text(number)
-  return string.format('%.0f', number)
+  return string.format('%.0f', math.min(math.max(number, -TIME_MAX), TIME_MAX))
 end
 
 local function reply(status, detail, rows)

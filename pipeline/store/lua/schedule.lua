@@ -102,7 +102,7 @@ if fence < last_line then
   if known > 0 then
     redis.call('HINCRBY', counters, 'known', known)
   end
-  if rejected > 0 then
+  if rejected > 0 and fence <= previous_line then -- of a chunk cut elsewhere before, some are counted already
     redis.call('HINCRBY', counters, 'rejected', rejected)
   end
   fence = last_line
