@@ -66,13 +66,12 @@ def parse_arguments(arguments: list[str]) -> tuple[argparse.Namespace, Settings]
     return given, settings_from(given, "drain", "sink", "format", "lease_sec")
 
 
-def main(arguments: list[str]) -> int:
+def main(arguments: list[str], stop: Stop) -> int:
     """Run the drain loop until it is stopped or done."""
     given, settings = parse_arguments(arguments)
-    stop, clock = Stop(), SystemClock()
-    stop.install()
+    clock = SystemClock()
     with ExitStack() as stack:
-        redis_settings = stack.enter_context(reachable_redis(settings))
+        redis_settings = stack.enter_context(reachable_redis(settings, stop))
         client = connect(redis_settings)
         for warning in check_server(client, redis_settings, clock):
             log.warning("%s", warning)

@@ -86,13 +86,11 @@ def check_master(spark: SparkSession, settings: Settings) -> None:
         )
 
 
-def main(arguments: list[str]) -> int:
+def main(arguments: list[str], stop: Stop) -> int:
     """Run the ingest query until it is stopped, or once."""
     given, settings = parse_arguments(arguments)
-    stop = Stop()
-    stop.install()
     with ExitStack() as stack:
-        redis_settings = stack.enter_context(reachable_redis(settings))
+        redis_settings = stack.enter_context(reachable_redis(settings, stop))
         client = connect(redis_settings)
         for warning in check_server(client, redis_settings, SystemClock()):
             log.warning("%s", warning)

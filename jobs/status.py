@@ -4,7 +4,7 @@ import json
 import logging
 from contextlib import ExitStack
 
-from pipeline.cli import EXIT_SUCCESS, new_parser, reachable_redis, run_main, set_log_level, settings_from
+from pipeline.cli import EXIT_SUCCESS, Stop, new_parser, reachable_redis, run_main, set_log_level, settings_from
 from pipeline.core.clock import SystemClock
 from pipeline.sinks.screen import utc_text
 from pipeline.store.base import Stats
@@ -16,7 +16,7 @@ from pipeline.store.redis_store import RedisStore
 COUNTERS = ("delivered", "rejected", "dead", "stored", "known", "reclaimed", "stale_acks")
 
 
-def main(arguments: list[str]) -> int:
+def main(arguments: list[str], stop: Stop) -> int:
     """Print one look at a namespace."""
     parser = new_parser("status", __doc__ or "")
     parser.add_argument(
@@ -26,7 +26,7 @@ def main(arguments: list[str]) -> int:
     set_log_level(given.log_level)
     settings = settings_from(given, "redis")
     with ExitStack() as stack:
-        redis_settings = stack.enter_context(reachable_redis(settings))
+        redis_settings = stack.enter_context(reachable_redis(settings, stop))
         client = connect(redis_settings)
         for warning in check_server(client, redis_settings, SystemClock()):
             logging.getLogger(__name__).warning("%s", warning)

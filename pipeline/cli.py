@@ -15,7 +15,7 @@ from typing import NoReturn
 
 from pipeline import __version__
 from pipeline.config import RedisSettings, Settings, Value, load_settings
-from pipeline.core.errors import ConfigError, PipelineError
+from pipeline.core.errors import ConfigError, PipelineError, StoreError
 from pipeline.runtime.server import private_server
 
 OWN_LOGGERS = ("pipeline", "__main__")
@@ -95,12 +95,12 @@ def settings_from(arguments: argparse.Namespace, section: str, *names: str) -> S
 
 
 @contextmanager
-def reachable_redis(settings: Settings) -> Iterator[RedisSettings]:
+def reachable_redis(settings: Settings, stopping: Callable[[], bool]) -> Iterator[RedisSettings]:
     """Give the Redis settings with a URL: the configured one, else of the private server, which stays up meanwhile."""
     if settings.redis.url:
         yield settings.redis
         return
-    with private_server(Path(settings.local.state)) as url:
+    with private_server(Path(settings.local.state), stopping) as url:
         yield replace(settings.redis, url=url)
 
 
@@ -121,27 +121,28 @@ def announce_ready() -> None:
             pass  # they are gone; that is noticed elsewhere
 
 
-def run_main(name: str, main: Callable[[list[str]], int]) -> NoReturn:
-    """Run a job and turn how it ends into an exit code; an expected error is one sentence, never a stack trace."""
+def run_main(name: str, main: Callable[[list[str], Stop], int]) -> NoReturn:
+    """Run a job and turn how it ends into an exit code; an error is one sentence, never a stack trace."""
+    stop = Stop()
+    stop.install()
     logging.Formatter.converter = time.gmtime  # as everything we show
     logging.basicConfig(
         level=logging.WARNING, format=f"%(asctime)s {name}: %(message)s", datefmt="%Y-%m-%d %H:%M:%S", stream=sys.stderr
     )
     try:
-        code = main(sys.argv[1:])
+        code = main(sys.argv[1:], stop)
     except ConfigError as exc:
         print(f"{name}: {exc}", file=sys.stderr)
         code = EXIT_USAGE
     except PipelineError as exc:
         print(f"{name}: {exc}", file=sys.stderr)
-        code = EXIT_FAILURE
+        # Whoever stops a job that waits for a server to start gets what they asked for.
+        code = EXIT_SUCCESS if stop.requested and isinstance(exc, StoreError) else EXIT_FAILURE
     except Exception as exc:
         logging.getLogger(__name__).debug("the whole trace", exc_info=True)
         said = next(iter(str(exc).splitlines()), "")
         print(f"{name}: {type(exc).__name__}: {said} (unexpected; --log-level debug shows where)", file=sys.stderr)
         code = EXIT_FAILURE
-    except KeyboardInterrupt:
-        code = EXIT_SUCCESS  # before the job had anything in hand
     _close_quietly()
     sys.exit(code)
 

@@ -4,6 +4,7 @@ import json
 import logging
 import os
 import re
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -37,13 +38,16 @@ def open_session() -> SparkSession:
 def warm_up(spark: SparkSession) -> None:
     """Run one request through the same plan and a Python worker, so that the first batch of users is as fast as the second.
 
-    A cold batch takes seconds: classes are loaded, code is generated, Python workers start and import.
+    A cold batch takes seconds: classes are loaded, code is generated, a Python worker starts and imports. The two sides
+    start at the same time, since each waits for other things.
     """
-    with TemporaryDirectory(prefix="duetime-warm-up-") as folder:
+    with TemporaryDirectory(prefix="duetime-warm-up-") as folder, ThreadPoolExecutor(1) as beside:
+        worker = beside.submit(lambda: spark.range(1).mapInArrow(count_rows, "rows long").collect())
         landing_name = f"{encode_token(0, 0)}.1.json.warm+up"
         Path(folder, landing_name).write_text('{"message":"m","delay_sec":0}\n', encoding="utf-8")
-        files = read_landing_once(spark, folder)
-        files.transform(select_line_rows).mapInArrow(count_rows, "rows long").collect()
+        rows = read_landing_once(spark, folder).transform(select_line_rows)
+        worker.result()
+        rows.mapInArrow(count_rows, "rows long").collect()
 
 
 def start_query(

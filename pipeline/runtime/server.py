@@ -10,40 +10,34 @@ however it ends; there are no pid files to go stale.
 
 So the keeper gets ``users`` exactly when the last user is gone, and a newcomer then waits until the keeper has ended. If
 the keeper is killed, the kernel stops the server with it (Linux); where it can't, the next keeper tells the server to stop.
+If the server ends by itself, the keeper starts it again for the users that are there; clients reconnect by themselves.
 """
 
 import contextlib
 import fcntl
 import hashlib
 import importlib.util
+import math
 import os
 import re
 import shutil
 import socket
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from urllib.parse import quote
 
 from pipeline.core.errors import ConfigError, StoreError
-from pipeline.runtime.process import dies_with_parent, open_lock, try_lock, wait_until
+from pipeline.runtime.process import open_lock, try_lock, wait_until
 
 VERSION_MIN = (7, 0)  # older ones start empty, without a word, on the data files of newer ones
 SOCKET_PATH_BYTES_MAX = 100  # the kernels' limits are 108 (Linux) and 104 (macOS)
+KEEPER = "pipeline.runtime.keeper"
 STOP_TIMEOUT_S = 60.0
 REPORT_S = 5.0  # how often a long start is reported
-
-OPTIONS = (
-    # A private socket, no port: nobody else on the machine or the network can reach it.
-    *("--port", "0", "--unixsocketperm", "700"),
-    # What the delivery guarantee needs of a server.
-    *("--appendonly", "yes", "--appendfsync", "always", "--maxmemory-policy", "noeviction", "--save", ""),
-    # Plain commands, which every Redis and Valkey since 7.0 can read; their RDB formats have parted ways.
-    *("--aof-use-rdb-preamble", "no"),
-)  # fmt: skip
+PING_S = 0.01
 
 
 class PrivateServer:
@@ -63,22 +57,31 @@ class PrivateServer:
         except OSError as error:
             problem = f"The private server can't use {self.directory} ({error.strerror})"
             raise ConfigError(f"{problem}: make it writable, or set REDIS_URL.") from error
+        self._is_user = False
 
-    def acquire(self) -> None:
+    def acquire(self, should_stop: Callable[[], bool] | None = None) -> None:
         """Become a user, starting the server unless it runs; returns when it answers.
+
+        Args:
+            should_stop: asked again and again while there is something to wait for.
 
         Raises:
             ConfigError: There is no server program.
-            StoreError: It didn't start.
+            StoreError: It didn't start, or ``should_stop`` said so.
         """
-        with self._change():
-            fcntl.flock(self.users_fd, fcntl.LOCK_SH)  # waits while a keeper shuts down
+        with self._change(should_stop):
+            _take_lock(self.users_fd, fcntl.LOCK_SH, should_stop)  # waits while a keeper shuts down
+            self._is_user = True
             if not self._keeper_lives():
                 self._start_keeper()
-            self._await_answer()
+        self._await_answer(should_stop)  # others may leave meanwhile
 
     def release(self) -> None:
         """Stop being a user; if this was the last one, returns when the server is gone."""
+        if not self._is_user:
+            os.close(self.users_fd)
+            return
+        self._is_user = False
         with self._change():
             # Nobody comes meanwhile, so what isn't ours to lock is held by other users, or by the keeper at work.
             alone = try_lock(self.users_fd, fcntl.LOCK_EX)
@@ -88,10 +91,10 @@ class PrivateServer:
                 wait_until(lambda: not _is_locked(self.directory / "server"), STOP_TIMEOUT_S)
 
     @contextlib.contextmanager
-    def _change(self) -> Iterator[None]:
+    def _change(self, should_stop: Callable[[], bool] | None = None) -> Iterator[None]:
         fd = open_lock(self.directory / "change")
         try:
-            fcntl.flock(fd, fcntl.LOCK_EX)
+            _take_lock(fd, fcntl.LOCK_EX, should_stop)
             yield
         finally:
             os.close(fd)
@@ -102,7 +105,7 @@ class PrivateServer:
     def _start_keeper(self) -> None:
         """Start the keeper in a session of its own, where no Ctrl-C reaches it; when this returns it holds its lock."""
         arguments = (find_server_program(), self.directory, self.socket)
-        command = [sys.executable, "-P", "-m", __name__, *map(str, arguments)]
+        command = [sys.executable, "-P", "-m", KEEPER, *map(str, arguments)]
         root = str(Path(__file__).resolve().parents[2])
         with open(self.log, "ab") as log:
             subprocess.run(
@@ -110,33 +113,41 @@ class PrivateServer:
                 stdin=subprocess.DEVNULL, stdout=log, stderr=log,
             )  # fmt: skip
 
-    def _await_answer(self) -> None:
+    def _await_answer(self, should_stop: Callable[[], bool] | None) -> None:
         """Wait until the server serves: at once as a rule, longer while it reads a big file of data."""
+
+        def is_decided() -> bool:
+            return self._serves() or not self._keeper_lives() or _check_stop(should_stop)
+
         started_s = time.monotonic()
-        while not wait_until(lambda: self._serves() or not self._keeper_lives(), REPORT_S):
-            elapsed_s = time.monotonic() - started_s
-            print(f"The private server is still reading its data ({elapsed_s:.0f} s).", file=sys.stderr, flush=True)
+        while not wait_until(is_decided, REPORT_S):
+            loading = call_server(self.socket, b"PING").startswith(b"-LOADING")
+            state = "is still reading its data" if loading else f"doesn't answer yet: {self.log} may say why"
+            print(f"The private server {state} ({time.monotonic() - started_s:.0f} s).", file=sys.stderr, flush=True)
         if not self._serves():
             raise StoreError(f"The private server did not start: put right what {self.log} says at its end.")
 
     def _serves(self) -> bool:
-        return call_server(self.socket, b"PING") == b"+PONG\r\n"
+        return serves(self.socket)
 
 
 @contextlib.contextmanager
-def private_server(state_dir: Path) -> Iterator[str]:
+def private_server(state_dir: Path, should_stop: Callable[[], bool] | None = None) -> Iterator[str]:
     """Use the private server of ``state_dir`` inside the block; yields its URL, for example ``unix:///.../redis.sock``.
 
     All users of one ``state_dir`` share one server, which is stopped when the last one leaves or ends in any way. Its data
     stays, and is there again at the next start.
 
+    Args:
+        should_stop: asked again and again while the server is waited for; for signal handlers that only set a flag.
+
     Raises:
         ConfigError: There is no server program, or ``state_dir`` can't be used.
-        StoreError: The server didn't start.
+        StoreError: The server didn't start, or ``should_stop`` said so meanwhile.
     """
     server = PrivateServer(state_dir)
     try:
-        server.acquire()
+        server.acquire(should_stop)
         yield server.url
     finally:
         server.release()
@@ -177,6 +188,25 @@ def call_server(path: Path, command: bytes) -> bytes:
             return b""
 
 
+def serves(path: Path) -> bool:
+    """Tell whether a server answers at ``path``, with its data read."""
+    return call_server(path, b"PING") == b"+PONG\r\n"
+
+
+def _take_lock(fd: int, operation: int, should_stop: Callable[[], bool] | None) -> None:
+    """Wait for a lock; with ``should_stop``, only until that says so, by a StoreError."""
+    if should_stop is None:
+        fcntl.flock(fd, operation)
+    else:
+        wait_until(lambda: try_lock(fd, operation) or _check_stop(should_stop), math.inf)
+
+
+def _check_stop(should_stop: Callable[[], bool] | None) -> bool:
+    if should_stop is not None and should_stop():
+        raise StoreError("The private server was not waited for: this process was asked to stop.")
+    return False
+
+
 def _is_locked(path: Path) -> bool:
     fd = open_lock(path)
     try:
@@ -201,38 +231,3 @@ def _choose_socket_path(directory: Path) -> Path:
     if status.st_uid != os.getuid() or status.st_mode & 0o170077 != 0o040000:  # somebody else's, open to others, a link
         raise ConfigError(f"{folder} is not a private folder of yours: remove it, then start again.")
     return folder / "redis.sock"
-
-
-def keep(program: str, directory: Path, path: Path) -> int:
-    """Be the keeper: run the server until its last user is gone. Returns the exit code."""
-    keeper_fd = open_lock(directory / "keeper")
-    if not try_lock(keeper_fd, fcntl.LOCK_EX):
-        return 0
-    server_fd = open_lock(directory / "server")
-    if not try_lock(server_fd, fcntl.LOCK_EX):  # a server has outlived its keeper
-        call_server(path, b"SHUTDOWN")
-        if not wait_until(lambda: try_lock(server_fd, fcntl.LOCK_EX), STOP_TIMEOUT_S):
-            print(f"An earlier server still uses {directory} and doesn't stop.", flush=True)
-            return 1
-    path.unlink(missing_ok=True)
-    # The starter waits for this process, so from here on only the new server can answer. The child keeps the locks; being
-    # nobody's child after that, it won't become a zombie of a user that lives on.
-    if os.fork() > 0:
-        return 0
-    server = subprocess.Popen(
-        [program, *OPTIONS, "--unixsocket", path, "--dir", directory],
-        stdin=subprocess.DEVNULL, pass_fds=(server_fd,), preexec_fn=dies_with_parent(),  # noqa: PLW1509 (no threads yet)
-    )  # fmt: skip
-    # A server that ends by itself takes the keeper with it, which is how users waiting for it learn that.
-    threading.Thread(target=lambda: os._exit(0 if server.wait() == 0 else 1), daemon=True).start()
-    users_fd = open_lock(directory / "users")
-    fcntl.flock(users_fd, fcntl.LOCK_EX)
-    server.terminate()  # it writes out what is left and removes its socket
-    threading.Event().wait(STOP_TIMEOUT_S)
-    server.kill()
-    threading.Event().wait()
-    return 1
-
-
-if __name__ == "__main__":
-    sys.exit(keep(sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3])))

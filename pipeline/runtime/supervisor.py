@@ -8,6 +8,7 @@ A child writes ``1\\n`` to the descriptor named by ``DUETIME_READY_FD`` when it 
 """
 
 import contextlib
+import errno
 import os
 import selectors
 import signal
@@ -28,6 +29,7 @@ from pipeline.runtime.submit import Program, plan_program
 
 STOP_TIMEOUT_S = 30.0
 REST_TIMEOUT_S = 5.0
+SAMPLE_NAMES_MAX = 100
 READY_FD = "DUETIME_READY_FD"
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -230,10 +232,53 @@ def _stop_children(children: list[Child], watch: Watch) -> None:
 
 
 def drop_sample(sample: Path, inbox: Path | None) -> None:
-    """Put a copy of ``sample`` into ``inbox`` in one step, written now, so that its delays count from now."""
+    """Put a copy of ``sample`` into ``inbox`` in one step, written now, so that its delays count from now.
+
+    Nothing is ever replaced: a file of the user may have its name. If it can't be done, that is told, and no more.
+    """
     if inbox is None or os.environ.get("DUETIME_SAMPLE") == "0":
         return
-    fresh = inbox / f".{sample.name}.{os.getpid()}"
-    fresh.write_bytes(sample.read_bytes())
-    fresh.rename(inbox / sample.name)
-    say(f"Dropped {sample.name} into {inbox.name}/: its messages are due in 1 to 5 seconds.")
+    try:
+        name = _put_in_place(sample, inbox)
+    except OSError as error:
+        say(f"The sample could not be dropped into {inbox} ({error.strerror}); everything else goes on.")
+        return
+    say(f"Dropped {name} into {inbox.name}/: its messages are due in 1 to 5 seconds.")
+
+
+def _put_in_place(sample: Path, inbox: Path) -> str:
+    """Copy ``sample`` into ``inbox`` under the first name that is free, and return that."""
+    content = sample.read_bytes()
+    work = inbox / f".{sample.name}.{os.getpid()}"
+    try:
+        work.unlink(missing_ok=True)  # left by a process that had our id
+        work.write_bytes(content)
+        for number in range(1, SAMPLE_NAMES_MAX + 1):
+            target = inbox / (f"{sample.stem}-{number}{sample.suffix}" if number > 1 else sample.name)
+            try:
+                try:
+                    os.link(work, target)
+                except FileExistsError:
+                    raise
+                except OSError:  # a file system without hard links
+                    _write_new(target, content)
+            except FileExistsError:
+                continue
+            return target.name
+    finally:
+        with contextlib.suppress(OSError):
+            work.unlink(missing_ok=True)
+    raise FileExistsError(errno.EEXIST, f"{SAMPLE_NAMES_MAX} files like {sample.name} are still there")
+
+
+def _write_new(path: Path, content: bytes) -> None:
+    """Write a file that isn't there yet. It is seen half written; ingest leaves it alone while it is open."""
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+    try:
+        while content:
+            content = content[os.write(fd, content) :]
+    except OSError:
+        path.unlink(missing_ok=True)
+        raise
+    finally:
+        os.close(fd)

@@ -40,6 +40,14 @@ def ping(url: str) -> bytes:
     return call_server(get_socket(url), b"PING")
 
 
+def write_much_data(state_dir: Path) -> None:
+    data = state_dir / "server" / "appendonlydir"
+    data.mkdir(parents=True)
+    (data / "appendonly.aof.manifest").write_text("file appendonly.aof.1.incr.aof seq 1 type i\n")
+    command = b"*2\r\n$4\r\nINCR\r\n$1\r\nn\r\n"
+    (data / "appendonly.aof.1.incr.aof").write_bytes(command * 1_000_000)
+
+
 @pytest.fixture
 def start_user(tmp_path: Path, spawn: Callable, wait_for: Wait, processes: Processes) -> User:
     """Start a user in a process of its own; with ``wait``, return when it has the server."""
@@ -127,16 +135,111 @@ def test_ctrl_c_in_the_terminal_of_a_user_does_not_reach_the_server(
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere the server outlives its keeper until the next start")
 def test_the_server_goes_with_its_keeper(start_user: User, url: str, wait_for: Wait, processes: Processes) -> None:
     start_user("first")
-    (keeper,) = processes("-m pipeline.runtime.server")
+    (keeper,) = processes("-m pipeline.runtime.keeper")
     keeper.kill()
     wait_for(lambda: not processes("valkey-server unixsocket"), "the server is gone")
+
+
+@pytest.mark.parametrize("times", [1, 3])
+def test_a_server_that_is_killed_under_its_users_is_started_again_with_its_data(
+    start_user: User, url: str, wait_for: Wait, processes: Processes, times: int
+) -> None:
+    user = start_user("first")
+    assert call_server(get_socket(url), b"SET key value") == b"+OK\r\n"
+    (keeper,) = processes("-m pipeline.runtime.keeper")
+    for _ in range(times):
+        (victim,) = processes("valkey-server unixsocket")
+        victim.kill()
+        victim.wait(10)
+        wait_for(lambda: ping(url) == b"+PONG\r\n", "the same URL answers again", timeout_s=10.0)
+        assert call_server(get_socket(url), b"GET key") == b"$5\r\nvalue\r\n"
+    assert processes("-m pipeline.runtime.keeper") == [keeper]
+    log = (get_socket(url).parent / "server.log").read_text()
+    assert log.count("ended by itself, by signal 9: starting it again") == times
+    user.stdin.close()
+    assert user.wait(10) == 0
+    assert processes("") == []
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere the server outlives its keeper until the next start")
+def test_a_server_that_was_started_again_goes_with_its_keeper_too(
+    start_user: User, url: str, wait_for: Wait, processes: Processes
+) -> None:
+    start_user("first")
+    (victim,) = processes("valkey-server unixsocket")
+    victim.kill()
+    victim.wait(10)
+    wait_for(lambda: ping(url) == b"+PONG\r\n", "it is started again")
+    (keeper,) = processes("-m pipeline.runtime.keeper")
+    keeper.kill()
+    wait_for(lambda: not processes("valkey-server unixsocket"), "the server is gone")
+
+
+def test_a_keeper_whose_server_cannot_be_started_again_tries_until_the_last_user_leaves(
+    start_user: User, url: str, wait_for: Wait, processes: Processes
+) -> None:
+    first, newcomer = start_user("first"), None
+    directory = get_socket(url).parent
+    manifest = directory / "appendonlydir" / "appendonly.aof.manifest"
+    good = manifest.read_bytes()
+    manifest.write_text("nonsense\n")
+    processes("valkey-server unixsocket")[0].kill()
+    wait_for(lambda: (directory / "server.log").read_text().count("starting it again") >= 3, "it is tried repeatedly")
+    newcomer = start_user("second", wait=False)
+    first.stdin.close()
+    assert first.wait(10) == 0, "who leaves doesn't wait for who waits for the server"
+    manifest.write_bytes(good)
+    wait_for(lambda: ping(url) == b"+PONG\r\n", "it serves again as soon as it can")
+    newcomer.stdin.close()
+    assert newcomer.wait(10) == 0
+    assert processes("") == []
+
+
+def test_the_last_user_can_leave_while_its_server_cannot_be_started_again(
+    start_user: User, url: str, wait_for: Wait, processes: Processes
+) -> None:
+    user = start_user("first")
+    directory = get_socket(url).parent
+    (directory / "appendonlydir" / "appendonly.aof.manifest").write_text("nonsense\n")
+    processes("valkey-server unixsocket")[0].kill()
+    wait_for(lambda: (directory / "server.log").read_text().count("starting it again") >= 3, "it is tried repeatedly")
+    user.stdin.close()
+    assert user.wait(10) == 0
+    assert processes("") == []
+
+
+@pytest.mark.parametrize("name", ["change", "users"])
+def test_who_waits_for_a_lock_stops_waiting_when_asked_to(tmp_path: Path, name: str) -> None:
+    """Handlers that only set a flag don't interrupt a lock."""
+    asked = iter([False, False, True])
+    (tmp_path / "server").mkdir()
+    fd = open_lock(tmp_path / "server" / name)
+    fcntl.flock(fd, fcntl.LOCK_EX)
+    with pytest.raises(StoreError, match="asked to stop"), private_server(tmp_path, lambda: next(asked)):
+        pass
+    os.close(fd)
+    with private_server(tmp_path, lambda: False) as url:
+        assert ping(url) == b"+PONG\r\n"
+
+
+def test_who_waits_for_a_server_that_reads_much_data_stops_waiting_when_asked_to(
+    tmp_path: Path, processes: Processes
+) -> None:
+    write_much_data(tmp_path)
+
+    def should_stop() -> bool:
+        return call_server(tmp_path / "server" / "redis.sock", b"PING").startswith(b"-LOADING")
+
+    with pytest.raises(StoreError, match="asked to stop"), private_server(tmp_path, should_stop):
+        pass
+    assert processes("") == []
 
 
 def test_after_a_killed_keeper_and_server_the_next_user_starts_a_new_one(
     start_user: User, url: str, processes: Processes
 ) -> None:
     first = start_user("first")
-    for process in (*processes("-m pipeline.runtime.server"), *processes("valkey-server unixsocket")):
+    for process in (*processes("-m pipeline.runtime.keeper"), *processes("valkey-server unixsocket")):
         with contextlib.suppress(Exception):  # the server may have followed its keeper already
             process.kill()
     start_user("second")
@@ -169,7 +272,7 @@ def test_four_users_that_start_at_once_share_one_server(
     users = [start_user(name, wait=False) for name in names]
     wait_for(lambda: all((tmp_path / f"{name}stdout").read_text() == url + "\n" for name in names), "all four have it")
     assert len(processes("valkey-server unixsocket")) == 1
-    assert len(processes("-m pipeline.runtime.server")) == 1
+    assert len(processes("-m pipeline.runtime.keeper")) == 1
     for user in users:
         user.stdin.close()
     assert [user.wait(10) for user in users] == [0, 0, 0, 0]
@@ -261,11 +364,7 @@ def test_a_server_that_fails_to_start_is_an_error_that_names_its_log(tmp_path: P
 def test_a_server_that_reads_much_data_is_waited_for_and_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    data = tmp_path / "server" / "appendonlydir"
-    data.mkdir(parents=True)
-    (data / "appendonly.aof.manifest").write_text("file appendonly.aof.1.incr.aof seq 1 type i\n")
-    command = b"*2\r\n$4\r\nINCR\r\n$1\r\nn\r\n"
-    (data / "appendonly.aof.1.incr.aof").write_bytes(command * 1_000_000)
+    write_much_data(tmp_path)
     monkeypatch.setattr(server, "REPORT_S", 0.05)
     with private_server(tmp_path) as url:
         assert call_server(get_socket(url), b"GET n") == b"$7\r\n1000000\r\n"

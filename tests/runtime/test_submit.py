@@ -277,4 +277,4 @@ def test_the_sample_is_made_of_requests_that_are_due_within_seconds() -> None:
     for text in (ROOT / "conf" / "sample.jsonl").read_text(encoding="utf-8").splitlines():
         request = json.loads(text)
         assert request.keys() <= {"message", "delay_sec", "countdown", "topic", "headers"}
-        assert 3 <= request.get("delay_sec", request.get("countdown")) <= 8
+        assert 1 <= request.get("delay_sec", request.get("countdown")) <= 5

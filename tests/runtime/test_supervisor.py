@@ -1,3 +1,4 @@
+import errno
 import os
 import shutil
 import signal
@@ -7,6 +8,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
+from pipeline.runtime import supervisor as tested
+from pipeline.runtime.supervisor import drop_sample
 
 Wait = Callable[..., None]
 Processes = Callable[[str], list]
@@ -106,6 +110,69 @@ def test_the_sample_appears_whole_in_the_inbox_when_ingest_is_up(root: Path, sta
     wait_for(lambda: "Dropped sample.jsonl" in (root / "stderr").read_text(), "the sample is dropped")
     assert [path.name for path in (root / "inbox").iterdir()] == ["sample.jsonl"]
     assert (root / "inbox" / "sample.jsonl").read_bytes() == (root / "conf" / "sample.jsonl").read_bytes()
+
+
+@pytest.fixture
+def sample(tmp_path: Path) -> Path:
+    sample = tmp_path / "conf" / "sample.jsonl"
+    sample.parent.mkdir()
+    sample.write_text("ours")
+    (tmp_path / "inbox").mkdir()
+    return sample
+
+
+def _refuse_links(*_: object) -> None:
+    raise PermissionError(errno.EPERM, "this file system has none")
+
+
+@pytest.mark.parametrize("links", [True, False])
+def test_the_sample_replaces_nothing(
+    tmp_path: Path, sample: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], links: bool
+) -> None:
+    if not links:
+        monkeypatch.setattr(tested.os, "link", _refuse_links)
+    inbox = tmp_path / "inbox"
+    (inbox / "sample.jsonl").write_text("theirs")
+    (inbox / "sample-2.jsonl").symlink_to("nowhere")
+    drop_sample(sample, inbox)
+    assert (inbox / "sample.jsonl").read_text() == "theirs"
+    assert (inbox / "sample-2.jsonl").is_symlink()
+    assert sorted(path.name for path in inbox.iterdir()) == ["sample-2.jsonl", "sample-3.jsonl", "sample.jsonl"]
+    assert (inbox / "sample-3.jsonl").read_text() == "ours"
+    assert (inbox / "sample-3.jsonl").stat().st_nlink == 1
+    assert "Dropped sample-3.jsonl into inbox/" in capsys.readouterr().err
+
+
+def test_a_sample_that_finds_every_name_taken_is_one_line(
+    tmp_path: Path, sample: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(tested, "SAMPLE_NAMES_MAX", 2)
+    for _ in range(3):
+        drop_sample(sample, tmp_path / "inbox")
+    assert sorted(path.name for path in (tmp_path / "inbox").iterdir()) == ["sample-2.jsonl", "sample.jsonl"]
+    assert len(capsys.readouterr().err.splitlines()) == 3
+
+
+@pytest.mark.parametrize("broken", ["inbox", "sample", "disk"])
+def test_a_sample_that_cannot_be_dropped_is_one_line(
+    tmp_path: Path, sample: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], broken: str
+) -> None:
+    inbox = tmp_path / "inbox"
+    if broken == "inbox":
+        inbox.rmdir()
+    elif broken == "sample":
+        sample.unlink()
+    else:
+
+        def write(*_: object) -> None:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        monkeypatch.setattr(tested.os, "link", _refuse_links)
+        monkeypatch.setattr(tested.os, "write", write)
+    drop_sample(sample, inbox)
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "The sample could not be dropped" in line
+    assert not inbox.exists() or list(inbox.iterdir()) == []
 
 
 def test_the_sample_can_be_switched_off(root: Path, start: Start) -> None:
