@@ -5,18 +5,16 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
-from pipeline.core.backoff import backoff_ms
 from pipeline.core.clock import Clock
 from pipeline.core.errors import StoreUnavailable
 from pipeline.drain.tick import Tick, run_tick
 from pipeline.sinks.base import Sink
 from pipeline.store.base import Store
+from pipeline.store.patience import call_patiently
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
-
-COMPLAIN_MS = 60_000  # an outage is told at its start and then this often
 
 
 class Waiter(Protocol):
@@ -114,20 +112,4 @@ class DrainLoop:
         return max(idle_ms, 0.0)
 
     def _patiently(self, call: Callable[[], T]) -> T:
-        """Make a call until the server answers it; the store's calls may all be repeated."""
-        failures, complained_ms = 0, 0.0
-        while True:
-            try:
-                result = call()
-            except StoreUnavailable as exc:
-                if self.stopping():
-                    raise
-                failures += 1
-                if failures == 1 or self.clock.monotonic_ms() - complained_ms >= COMPLAIN_MS:
-                    log.warning("waiting for Redis: %s", exc)
-                    complained_ms = self.clock.monotonic_ms()
-                self.waiter.wait(backoff_ms(failures, self.random))
-            else:
-                if failures:
-                    log.info("Redis answers again")
-                return result
+        return call_patiently(call, self.waiter.wait, self.clock, self.random, self.stopping)

@@ -13,14 +13,13 @@ import pyarrow as pa
 from pyspark.sql import DataFrame
 
 from pipeline.config import RedisSettings
-from pipeline.core.backoff import backoff_ms
 from pipeline.core.clock import Clock, SystemClock
-from pipeline.core.errors import StoreUnavailable
 from pipeline.ingest.chunks import FileChunk, cut_chunks
 from pipeline.ingest.rejects import RejectsWriter, reject_record
-from pipeline.store.base import Scheduled, Store
+from pipeline.store.base import Store
 from pipeline.store.connection import connect
 from pipeline.store.keys import Keys
+from pipeline.store.patience import call_patiently
 from pipeline.store.redis_store import RedisStore
 
 log = logging.getLogger(__name__)
@@ -28,7 +27,6 @@ log = logging.getLogger(__name__)
 SUMMARY_COLUMNS = "lines long, stored long, known long, rejected long, blank long"
 ROUND_TRIP_CHUNKS = 200  # tiny files: this many go in one round trip
 ROUND_TRIP_BYTES = 8 * 1024 * 1024  # and long messages no more than this, give or take a chunk
-COMPLAIN_MS = 60_000  # an outage is told at its start and then this often
 
 
 @dataclass(slots=True)
@@ -115,7 +113,14 @@ class PartitionWriter:
     def _store(self, store: Store, file_chunks: Sequence[FileChunk]) -> Summary:
         if not file_chunks:
             return Summary()
-        results = schedule_patiently(store, self._settings.source_id, file_chunks, SystemClock())
+        chunks = [c.chunk for c in file_chunks]
+        # As long as it takes: Spark ends the wait by ending the task.
+        results = call_patiently(
+            lambda: store.schedule(self._settings.source_id, chunks),
+            lambda ms: threading.Event().wait(ms / 1000),
+            SystemClock(),
+            random.random,
+        )
         return Summary(
             lines=sum(c.lines for c in file_chunks),
             stored=sum(r.stored for r in results),
@@ -123,23 +128,6 @@ class PartitionWriter:
             rejected=sum(c.rejected.num_rows for c in file_chunks),
             blank=sum(c.blank for c in file_chunks),
         )
-
-
-def schedule_patiently(store: Store, source_id: str, file_chunks: Sequence[FileChunk], clock: Clock) -> list[Scheduled]:
-    """Store chunks, waiting for a server that does not answer as long as it takes; Spark ends the wait by ending the task.
-
-    Repeating the call after a lost reply is safe: the fence tells what is stored.
-    """
-    failures, complained_ms = 0, 0.0
-    while True:
-        try:
-            return store.schedule(source_id, [c.chunk for c in file_chunks])
-        except StoreUnavailable as exc:
-            failures += 1
-            if failures == 1 or clock.monotonic_ms() - complained_ms >= COMPLAIN_MS:
-                log.warning("ingest waits for Redis: %s", exc)
-                complained_ms = clock.monotonic_ms()
-            threading.Event().wait(backoff_ms(failures, random.random) / 1000)
 
 
 _stores: dict[tuple[int, str, str], RedisStore] = {}

@@ -48,7 +48,9 @@ def test_a_thousand_messages_in_a_minute_come_once_each_in_order_none_early() ->
         store = RedisStore(client, keys, settings, now_ms=clock.wall_ms)
         for start_ms in sorted({due_ms - due_ms % BUCKET_MS for due_ms in dues}):
             of_bucket = [(n, due_ms) for n, due_ms in enumerate(dues) if due_ms - due_ms % BUCKET_MS == start_ms]
-            pairs = [part for n, due_ms in of_bucket for part in (b"%d" % due_ms, encode_member(f"{TOKEN}{n:08x}", str(n)))]
+            pairs = [
+                part for n, due_ms in of_bucket for part in (b"%d" % due_ms, encode_member(f"{TOKEN}{n:08x}", str(n)))
+            ]
             last = of_bucket[-1][0] + 1
             store.schedule("s", [Chunk(TOKEN, of_bucket[0][0], last, 0, [Group(start_ms, pairs)], [])])
         reader, writer = os.pipe()

@@ -11,6 +11,7 @@ from pathlib import Path
 from tests.e2e.commands import Checkout, Command, processes_of
 
 SAMPLE_END = "That was the sample."
+TIMES = {"twice": 2, "moved": 1, "copied": 1, "slow": 3, "old": 1, "future": 1, "zipped": 1, "csv": 1}
 
 
 def test_the_first_command_from_start_to_second_start(checkout: Checkout) -> None:
@@ -20,17 +21,8 @@ def test_the_first_command_from_start_to_second_start(checkout: Checkout) -> Non
     assert [line.split(": ", 1)[1] for line in first.lines()][-1].startswith(SAMPLE_END)
 
     drop_in_every_way(checkout.inbox)
-    checkout.drop("later.jsonl", {"message": "after the restart", "delay_sec": 20})
-    for text, times in {
-        "twice": 2,
-        "moved": 1,
-        "copied": 1,
-        "slow": 3,
-        "old": 1,
-        "future": 1,
-        "zipped": 1,
-        "csv": 1,
-    }.items():
+    checkout.drop("later.jsonl", {"message": "after the restart", "delay_sec": 45})
+    for text, times in TIMES.items():
         first.wait_for(lambda c, t=text, n=times: shown(c, t) >= n, f"{times} x {text}", 60)
     first.wait_for(lambda _: len(list((checkout.root / "rejects").glob("*.jsonl"))) >= 3, "rejects")
     assert [(r["file"], r["line"], r["reason"]) for r in checkout.rejects()] == [
@@ -42,21 +34,12 @@ def test_the_first_command_from_start_to_second_start(checkout: Checkout) -> Non
     assert first.stop(signal.SIGINT) == 0, first.screen()
     assert processes_of(checkout.root) == []
     assert not [p for p in checkout.inbox.rglob("*") if p.name.endswith(".tmp")]
-    for text, times in {
-        "twice": 2,
-        "moved": 1,
-        "copied": 1,
-        "slow": 3,
-        "old": 1,
-        "future": 1,
-        "zipped": 1,
-        "csv": 1,
-    }.items():
+    for text, times in TIMES.items():
         assert shown(first, text) == times, first.screen()
 
     second = checkout.run()
     second.wait_for_line("Hello!", timeout_sec=60)
-    second.wait_for_line("after the restart", timeout_sec=60)
+    second.wait_for_line("after the restart", timeout_sec=90)
     assert second.stop(signal.SIGTERM) == 0, second.screen()
     assert processes_of(checkout.root) == []
 

@@ -4,16 +4,14 @@ import json
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
 
 from pipeline.config import RedisSettings
 from pipeline.core.clock import SystemClock
-from pipeline.core.errors import StoreUnavailable
 from pipeline.ingest.rejects import RejectsWriter, reject_record
-from pipeline.ingest.writer import BatchWriter, WriterSettings, open_store, schedule_patiently
+from pipeline.ingest.writer import BatchWriter, WriterSettings, open_store
 from tests.ingest.files import ARRIVAL_MS, TOKEN, file_rows
 from tests.servers import RealServer, real_server
 
@@ -81,22 +79,6 @@ def test_several_files_in_one_batch_keep_their_own_fences(spark: SparkSession, s
     write(spark, settings, b'{"message":"a","due":1}\n' * 5, b'{"message":"b","due":1}\n', b"\n\n", b"")
     assert sorted(members(settings)) == ["ma"] * 5 + ["mb"]
     assert len(list(open_store(settings.redis).fenced_tokens("source"))) == 3
-
-
-def test_a_server_that_does_not_answer_is_waited_for(caplog: pytest.LogCaptureFixture) -> None:
-    class Store:
-        calls = 0
-
-        def schedule(self, source_id: str, chunks: Any) -> list[Any]:
-            self.calls += 1
-            if self.calls < 4:
-                raise StoreUnavailable("Redis does not answer (refused).")
-            return ["stored"]
-
-    store = Store()
-    assert schedule_patiently(store, "source", [], SystemClock()) == ["stored"]  # type: ignore[arg-type, comparison-overlap]
-    assert store.calls == 4
-    assert [r.getMessage() for r in caplog.records] == ["ingest waits for Redis: Redis does not answer (refused)."]
 
 
 def test_rejects_of_a_file_are_put_in_place_whole(tmp_path: Path) -> None:
