@@ -43,14 +43,15 @@ class Stop:
 
     def interrupting(self, wait: Callable[[], object]) -> None:
         """Call ``wait``, and leave it at once when a stop is, or was, requested."""
-        self._interruptible = True
         try:
-            if not self.requested:
-                wait()
+            try:
+                self._interruptible = True
+                if not self.requested:
+                    wait()
+            finally:
+                self._interruptible = False
         except StopRequested:
-            pass
-        finally:
-            self._interruptible = False
+            pass  # from anywhere above: the signal may come between two of these lines
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         self.requested = True

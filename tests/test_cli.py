@@ -83,6 +83,42 @@ def test_a_signal_ends_a_wait_at_once_and_work_never(number: int) -> None:
     assert done == ["work goes on"]
 
 
+def test_a_signal_at_any_step_around_a_wait_stays_inside() -> None:
+    stop = Stop()
+    code = Stop.interrupting.__code__
+
+    def run_with_signal_at(step: int) -> bool:
+        """Deliver a signal at the n-th instruction; false if there are fewer."""
+        seen = 0
+
+        def trace(frame, event, argument):  # type: ignore[no-untyped-def]
+            nonlocal seen
+            if frame.f_code is not code:
+                return None
+            frame.f_trace_opcodes = True
+            if event == "opcode":
+                seen += 1
+                if seen == step:
+                    sys.settrace(None)
+                    stop._on_signal(signal.SIGTERM, None)
+            return trace
+
+        before = sys.gettrace()
+        sys.settrace(trace)
+        try:
+            stop.interrupting(lambda: None)
+        finally:
+            sys.settrace(before)
+        return seen >= step
+
+    steps = 0
+    while run_with_signal_at(steps + 1):
+        steps += 1
+        assert stop.requested
+        stop.requested = False
+    assert steps > 10
+
+
 def test_output_that_nobody_reads_any_more_is_no_trace_at_the_end() -> None:
     code = "from pipeline.cli import run_main\nrun_main('job', lambda arguments, stop: print('x' * 10) or 0)"
     reader, writer = os.pipe()

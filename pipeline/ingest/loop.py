@@ -59,8 +59,13 @@ def run_until_stopped(
 
 
 def run_once(feed: Feed, stopping: Callable[[], bool], interruptibly: Callable[[Callable[[], object]], None]) -> None:
-    """Bring in what is there, before a query that takes in what is there."""
+    """Bring in what is there, before a query that takes in what is there; it ends whatever the input does.
+
+    Raises:
+        SourceError: the line server was never reached, or the disk stays full.
+    """
     feed.step(stopping)
+    feed.start_finishing()
     while not stopping() and not feed.is_taken_in():
         interruptibly(feed.wait)
         feed.step(stopping)

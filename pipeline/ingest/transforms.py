@@ -6,7 +6,6 @@ numbered as they are split, and the arrival is the file's, or the socket line's 
 becomes a row.
 """
 
-
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 

@@ -89,6 +89,7 @@ class Gatekeeper:
             raise
         self._backlog = Backlog(self._folder, self._quarantine, self._clock)
         self._known: dict[str, int] = {}  # entries that were left and reported, with their time of change
+        self._unripe = 0  # entries that the last scan left, as they may still be written
         self._report = LandingReport()
         self._trouble: SourceError | None = None
 
@@ -105,16 +106,18 @@ class Gatekeeper:
         """Give the folder back. What is half done is finished by the next gatekeeper."""
         self._folder.close()
 
-    def step(self, should_stop: Callable[[], bool] = lambda: False) -> LandingReport:
+    def step(self, should_stop: Callable[[], bool] = lambda: False, *, take_new: bool = True) -> LandingReport:
         """Look through the input folder once, land what is whole, and work on large files for about ``slice_ms``.
+
+        Args:
+            take_new: False leaves the input folder alone and only goes on with what was taken before.
 
         Raises:
             SourceError: the disk is full or something failed; all that could be done was done, and nothing is lost. The
                 next step goes on, and its report tells what this one did, too.
         """
         self._trouble = None
-        self._report.waiting = 0
-        found = self._scan()
+        found = self._scan() if take_new else []
         for start in range(0, max(1, len(found)), BATCH_FILES):
             if should_stop():
                 break
@@ -125,7 +128,7 @@ class Gatekeeper:
             self._backlog.advance(self._report, self._slice_ms, should_stop)
         except SourceError as trouble:
             self._note_trouble(trouble)
-        self._report.waiting += len(self._claimed)
+        self._report.waiting = self._unripe + len(self._claimed)
         self._report.busy = bool(self._backlog)
         if self._trouble is not None:
             raise self._trouble
@@ -135,6 +138,7 @@ class Gatekeeper:
     def _scan(self) -> list[tuple[str, os.stat_result]]:
         """List the entries to be judged, oldest first, and forget what is known of entries that are gone."""
         found: list[tuple[str, os.stat_result]] = []
+        self._unripe = 0
         try:
             with os.scandir(self._input) as entries:
                 for entry in entries:
@@ -158,7 +162,7 @@ class Gatekeeper:
         try:
             verdict = self._inspector.judge(name, status, now_ms)
             if verdict.action is Action.WAIT:
-                self._report.waiting += 1
+                self._unripe += 1
             elif verdict.action is Action.IGNORE:
                 # While it changes it is not reported again and again.
                 if name not in self._known or self._inspector.stillness.is_still(name, status, now_ms):

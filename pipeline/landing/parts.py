@@ -1,5 +1,6 @@
 """Part files: lines received and written, not published yet."""
 
+import contextlib
 import os
 
 from pipeline.core.ids import TOKEN_LENGTH
@@ -42,12 +43,15 @@ class Part:
         os.fsync(self._descriptor)
         name = f"{self._token}.1.sock.{self._quoted}"
         os.rename(self._path, folder.join(name))
-        self.close()
+        with contextlib.suppress(OSError):  # it is durable and has its name; nothing is left that could fail
+            self.close()
         return Landed(unquote_name(self._quoted), name, self.size_bytes)
 
     def close(self) -> None:
-        """Close the file; what is written stays."""
-        os.close(self._descriptor)
+        """Close the file; what is written stays. Closing twice is fine."""
+        descriptor, self._descriptor = self._descriptor, -1
+        if descriptor >= 0:
+            os.close(descriptor)
 
     def end_last_line(self, line_bytes_max: int) -> None:
         """Give a line that a kill tore its line end, so that it is seen and rejected; a torn stamp goes."""

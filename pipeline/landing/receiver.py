@@ -10,12 +10,12 @@ is longer than ingest accepts, so it is rejected visibly. When the disk is full 
 is written, so the server waits.
 """
 
+import contextlib
 import logging
 import os
 import random
 import select
 import socket
-import threading
 
 from pipeline.core.backoff import backoff_ms
 from pipeline.core.clock import Clock, SystemClock
@@ -23,6 +23,7 @@ from pipeline.landing.folder import LandingFolder, source_error
 from pipeline.landing.lines import LINE_BYTES_MAX
 from pipeline.landing.parts import Part, adopt_parts
 from pipeline.landing.reports import ReceiverReport
+from pipeline.landing.stamper import LineStamper
 
 log = logging.getLogger(__name__)
 
@@ -33,7 +34,7 @@ COMPLAIN_EVERY_MS = 60_000.0
 
 
 class LineReceiver:
-    """Lands what one line server sends. Not thread-safe: one loop drives it; ``stopping`` ends its waits.
+    """Lands what one line server sends. Not thread-safe: one loop drives it, by ``wait`` and ``step`` in turn.
 
     Args:
         roll_ms: a landing file is published when its first line is this old ...
@@ -62,7 +63,6 @@ class LineReceiver:
         line_bytes_max: int = LINE_BYTES_MAX,
         clock: Clock | None = None,
         rng: random.Random | None = None,
-        stopping: threading.Event | None = None,
     ):
         self._address = (host, port)
         self._name = f"{host}:{port}"
@@ -70,20 +70,27 @@ class LineReceiver:
         self._roll_bytes = roll_bytes
         self._unread_max = unread_max
         self._roll_ms_behind = roll_ms_behind
-        self._line_bytes_max = line_bytes_max
-        self._receive_bytes = min(RECEIVE_BYTES, line_bytes_max)  # so only a line begun before can be too long
+        self._receive_bytes = min(RECEIVE_BYTES, line_bytes_max)
         self._clock = clock or SystemClock()
         self._rng = rng or random.Random()
-        self._stopping = stopping or threading.Event()
         self._socket: socket.socket | None = None
         self._attempt = 0
         self._retry_at_ms = 0.0
         self._complained_at_ms: float | None = None
-        self._begun = bytearray()  # the line whose end has not come yet
-        self._dropped = 0  # bytes of it that were not kept
+        self._stamper = LineStamper(self._name, line_bytes_max)
         self._unwritten = b""
         self._part: Part | None = None
-        self._last_bytes_ms = self._clock.monotonic_ms()
+        self._keep_until_ms = 0.0  # when a part that was kept open for Spark to catch up is looked at again
+        self._stuck = False  # the disk failed in the last step
+        self._closed = False
+        self._last_sign_ms = self._clock.monotonic_ms()  # of the last bytes, else of the first connection
+        self.has_connected = False
+        """Whether the line server was ever reached."""
+        self._has_received = False
+        self.has_ended = False
+        """Whether the line server has closed a connection after it had sent something."""
+        self.quiet_for_ms = 0.0
+        """How long nothing had come by the last step, counted from the first connection if nothing ever came."""
         self._folder = LandingFolder(landing_dir, reads=self._name)
         try:
             self._report = ReceiverReport(landed=adopt_parts(self._folder, line_bytes_max))
@@ -96,26 +103,44 @@ class LineReceiver:
         """16 hex digits that tell this landing folder from every other, for as long as it exists."""
         return self._folder.source_id
 
-    @property
-    def quiet_for_ms(self) -> float:
-        """How long no byte has been received, counted from the start if there was none."""
-        return self._clock.monotonic_ms() - self._last_bytes_ms
+    def wait(self, timeout_s: float) -> None:
+        """Return when the next ``step`` has something to do, at the latest after ``timeout_s``.
+
+        It only polls, so any exception may leave it at any point. After a failure of the disk it lasts ``timeout_s``.
+        """
+        poller = select.poll()
+        if not self._stuck:
+            timeout_s = min(timeout_s, self._roll_in_s())
+            if self._socket is not None:
+                poller.register(self._socket.fileno(), select.POLLIN)
+            else:
+                timeout_s = min(timeout_s, (self._retry_at_ms - self._clock.monotonic_ms()) / 1000)
+        poller.poll(max(0.0, timeout_s) * 1000)
 
     def step(self, timeout_s: float) -> ReceiverReport:
-        """Receive what is there, waiting up to ``timeout_s`` for it, and publish what is old or large enough.
+        """Wait up to ``timeout_s``, then receive what is there and publish what is old or large enough.
+
+        It takes in 16 MiB at most and, when it is time to connect, about ``CONNECT_TIMEOUT_S`` for each of the server's
+        addresses.
 
         Raises:
             SourceError: the disk is full or failed. Nothing received is lost: the next step writes it before it
                 receives more.
         """
+        if timeout_s > 0:
+            self.wait(timeout_s)
         report = self._report
         try:
-            self._write(report, b"", 0)
-            if self._socket is not None or self._connect(timeout_s):
-                self._receive(report, timeout_s)
+            self._write(report)
+            if self._socket is not None or self._connect():
+                self._receive(report)
+            else:
+                self.quiet_for_ms = self._clock.monotonic_ms() - self._last_sign_ms
             self._roll(report)
         except OSError as exc:
+            self._stuck = True
             raise source_error(exc, f"receiving from {self._name}", self._folder.path) from exc
+        self._stuck = False
         report.connected = self._socket is not None
         self._report = ReceiverReport()
         return report
@@ -123,31 +148,37 @@ class LineReceiver:
     def close(self) -> ReceiverReport:
         """Land all that was received, also what the kernel holds and an unterminated line, and free the folder.
 
-        Raises:
-            SourceError: the disk is full or failed; what could not be written is lost, apart from what stands in the
-                part file.
+        If the disk fails, a warning says what is lost; what stands in the part file is landed by the next receiver.
+        Closing twice is fine.
         """
         report, self._report = self._report, ReceiverReport()
+        if self._closed:
+            return report
+        self._closed = True
         try:
+            self._write(report)
             if self._socket is not None:
-                self._receive(report, 0.0)
+                self._receive(report)
             self._end_stream(report)
-            self._write(report, b"", 0)
             self._roll(report, everything=True)
         except OSError as exc:
-            raise source_error(exc, f"receiving from {self._name}", self._folder.path) from exc
+            log.warning(
+                "Not all that came from %s could be written to %s (%s): %d lines are lost; what is written there lands "
+                "at the next start.",
+                self._name, self._folder.path, exc.strerror or exc,
+                self._unwritten.count(b"\n") + self._stamper.has_begun,
+            )  # fmt: skip
         finally:
             self._disconnect()
             if self._part is not None:
-                self._part.close()
+                with contextlib.suppress(OSError):
+                    self._part.close()
             self._folder.close()
         return report
 
-    def _connect(self, timeout_s: float) -> bool:
-        """Connect if it is time to; else wait for it, ``timeout_s`` at most."""
-        wait_ms = self._retry_at_ms - self._clock.monotonic_ms()
-        if self._attempt and wait_ms > 0:
-            self._stopping.wait(min(timeout_s, wait_ms / 1000, self._roll_in_s()))
+    def _connect(self) -> bool:
+        """Connect if it is time to."""
+        if self._clock.monotonic_ms() < self._retry_at_ms:
             return False
         try:
             self._socket = socket.create_connection(self._address, CONNECT_TIMEOUT_S)
@@ -158,6 +189,9 @@ class LineReceiver:
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         self._attempt = 0
         self._complained_at_ms = None
+        if not self.has_connected:
+            self.has_connected = True
+            self._last_sign_ms = self._clock.monotonic_ms()
         log.info("Connected to %s.", self._name)
         return True
 
@@ -175,16 +209,14 @@ class LineReceiver:
             self._socket.close()
             self._socket = None
 
-    def _receive(self, report: ReceiverReport, timeout_s: float) -> None:
+    def _receive(self, report: ReceiverReport) -> None:
+        """Receive what the kernel holds, or the beginning of it."""
         assert self._socket is not None
-        poller = select.poll()
-        poller.register(self._socket.fileno(), select.POLLIN)
-        if not poller.poll(max(0.0, min(timeout_s, self._roll_in_s())) * 1000):
-            return
         for _ in range(RECEIVES_PER_STEP):
             try:
                 data = self._socket.recv(self._receive_bytes)
             except (BlockingIOError, InterruptedError):
+                self.quiet_for_ms = self._clock.monotonic_ms() - self._last_sign_ms
                 return
             except OSError as exc:
                 log.warning("The connection to %s broke (%s).", self._name, exc.strerror or exc)
@@ -192,54 +224,23 @@ class LineReceiver:
             if not data:
                 self._disconnect()
                 self._complain("closed the connection")
+                self.has_ended = self._has_received
                 self._end_stream(report)
                 return
-            self._last_bytes_ms = self._clock.monotonic_ms()
-            self._feed(report, data)
-
-    def _feed(self, report: ReceiverReport, data: bytes) -> None:
-        """Stamp and write the lines that end in ``data`` and keep the beginning of the next one."""
-        first_end = data.find(b"\n")
-        if first_end < 0:
-            self._begin(data)
-            return
-        last_end = data.rfind(b"\n")
-        stamp = b"%d\t" % self._clock.wall_ms()
-        self._begin(data[:first_end])
-        lines = stamp + bytes(self._begun) + b"\n"
-        if last_end > first_end:
-            lines += stamp + data[first_end + 1 : last_end].replace(b"\n", b"\n" + stamp) + b"\n"
-        self._note_cut(report)
-        self._begun.clear()
-        self._begin(data[last_end + 1 :])
-        self._write(report, lines, data.count(b"\n"))
-
-    def _begin(self, piece: bytes) -> None:
-        room = self._line_bytes_max - len(self._begun)
-        self._begun += piece[:room]
-        self._dropped += max(0, len(piece) - room)
-
-    def _note_cut(self, report: ReceiverReport) -> None:
-        if self._dropped:
-            log.warning(
-                "A line of %d bytes from %s was cut to %d; it will be rejected.",
-                len(self._begun) + self._dropped, self._name, len(self._begun),
-            )  # fmt: skip
-            report.cut += 1
-            self._dropped = 0
+            self._has_received = True
+            self._last_sign_ms = self._clock.monotonic_ms()
+            self.quiet_for_ms = 0.0
+            self._write(report, self._stamper.feed(data, self._clock.wall_ms()))
 
     def _end_stream(self, report: ReceiverReport) -> None:
         """Take what has no line end as a line."""
-        if self._begun:
-            line = b"%d\t%b\n" % (self._clock.wall_ms(), bytes(self._begun))
-            self._note_cut(report)
-            self._begun.clear()
-            self._write(report, line, 1)
+        self._write(report, self._stamper.end(self._clock.wall_ms()))
 
-    def _write(self, report: ReceiverReport, lines: bytes, count: int) -> None:
+    def _write(self, report: ReceiverReport, lines: bytes = b"") -> None:
         """Append to the part file; what can't be written now is kept for the next call."""
         self._unwritten += lines
-        report.lines += count
+        report.lines += lines.count(b"\n")
+        report.cut, self._stamper.cut = report.cut + self._stamper.cut, 0
         while self._unwritten:
             if self._part is None:
                 token = self._folder.tokens.make(self._clock.wall_ms())
@@ -252,15 +253,21 @@ class LineReceiver:
         """Return how long the part file may still grow."""
         if self._part is None:
             return float("inf")
-        return max(0.0, self._part.started_ms + self._roll_ms - self._clock.monotonic_ms()) / 1000
+        roll_at_ms = max(self._part.started_ms + self._roll_ms, self._keep_until_ms)
+        return max(0.0, roll_at_ms - self._clock.monotonic_ms()) / 1000
 
     def _roll(self, report: ReceiverReport, everything: bool = False) -> None:
         if self._part is None:
             return
-        age_ms = self._clock.monotonic_ms() - self._part.started_ms
-        behind = age_ms < self._roll_ms_behind and self._folder.unread() > self._unread_max
-        if everything or (age_ms >= self._roll_ms and not behind):
-            self._publish(report)
+        now_ms = self._clock.monotonic_ms()
+        age_ms = now_ms - self._part.started_ms
+        if not everything:
+            if age_ms < self._roll_ms:
+                return
+            if age_ms < self._roll_ms_behind and self._folder.unread() > self._unread_max:
+                self._keep_until_ms = now_ms + min(self._roll_ms, self._roll_ms_behind - age_ms)
+                return
+        self._publish(report)
 
     def _publish(self, report: ReceiverReport) -> None:
         assert self._part is not None

@@ -6,7 +6,6 @@ What it tells is never needed for correctness (the gatekeeper looks for itself),
 import logging
 import os
 import select
-import threading
 from contextlib import suppress
 from typing import Any
 
@@ -23,7 +22,6 @@ class Watcher:
         self._folder = os.fspath(folder)
         self._inotify: Any = None  # inotify_simple has no types, and is absent outside Linux
         self._closed: dict[str, bool] = {}
-        self._nobody = threading.Event()
         try:
             import inotify_simple
         except ImportError:
@@ -59,20 +57,24 @@ class Watcher:
     def wait(self, timeout_s: float) -> bool:
         """Return True when something may have changed in the folder, False after ``timeout_s`` without that.
 
-        Without inotify that is after 200 ms at most, and always "may have changed".
+        Without inotify that is after 200 ms at most, and always "may have changed". It only polls, so any exception may
+        leave it at any point; once something has changed it returns at once until ``catch_up`` is called.
         """
+        timeout_s = max(0.0, timeout_s)
+        poller = select.poll()
+        if self._inotify is None:
+            poller.poll(min(timeout_s, POLL_S) * 1000)
+            return True
+        poller.register(self._inotify.fileno(), select.POLLIN)
+        return bool(poller.poll(timeout_s * 1000))
+
+    def catch_up(self) -> None:
+        """Take note of what has changed so far."""
         if self._inotify is not None:
             try:
-                poller = select.poll()
-                poller.register(self._inotify.fileno(), select.POLLIN)
-                ready = bool(poller.poll(max(0.0, timeout_s) * 1000))
-                if ready:
-                    self._note(self._inotify.read(timeout=0))
-                return ready
+                self._note(self._inotify.read(timeout=0))
             except (OSError, ValueError) as exc:
                 self._give_up(exc)
-        self._nobody.wait(min(max(0.0, timeout_s), POLL_S))
-        return True
 
     def closed(self, name: str) -> bool | None:
         """Tell whether the file was closed by its writer or renamed in (True), or created and not closed (False).

@@ -101,6 +101,19 @@ def test_a_file_that_another_process_writes_waits(folders):
         process.communicate("\n")
 
 
+def test_without_taking_new_files_it_goes_on_with_what_it_took(folders):
+    keeper = folders.open(segment_bytes=len(LINE), slice_ms=0)
+    folders.drop("a.json", LINE * 3)
+    with open(folders.inbox / "written.json", "wb"):
+        assert keeper.step().busy
+        folders.drop("b.json", LINE)
+        reports = [keeper.step(take_new=False) for _ in range(4)]
+    assert not reports[-1].busy and {landed.file for landed in all_landed(reports)} == {"a.json"}
+    assert [report.waiting for report in reports] == [1] * 4
+    reports.append(keeper.step())
+    assert "b.json" in {landed.file for landed in reports[-1].landed}
+
+
 def test_append_and_close_lands_each_time_what_was_appended(folders):
     keeper = folders.open()
     for text in (b"1\n", b"2\n", b"3\n"):

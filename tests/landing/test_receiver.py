@@ -1,3 +1,4 @@
+import math
 import os
 import random
 import signal
@@ -234,28 +235,179 @@ def test_an_absent_server_is_complained_of_once_a_minute(server, open_receiver, 
     assert caplog.text.count("can't be reached") == 2
 
 
-def test_the_wait_before_the_next_try_grows_and_ends_on_stop(server, open_receiver, clock, monkeypatch):
+class FakePoller:
+    """Nothing ever becomes readable; the time goes by as it is asked to."""
+
+    def __init__(self, clock):
+        self.clock = clock
+        self.waits_ms = []
+
+    def register(self, descriptor, events):
+        pass
+
+    def poll(self, timeout_ms):
+        self.waits_ms.append(timeout_ms)
+        self.clock.advance_ms(math.ceil(timeout_ms))
+        return []
+
+
+@pytest.fixture
+def poller(clock, monkeypatch):
+    made = FakePoller(clock)
+    monkeypatch.setattr(receiver.select, "poll", lambda: made)
+    return made
+
+
+def test_the_wait_before_the_next_try_grows(server, open_receiver, poller):
     server.listener.close()
-    stopping = threading.Event()
-    waits = []
-    monkeypatch.setattr(
-        stopping, "wait", lambda timeout: (waits.append(timeout), clock.advance_ms(int(timeout * 1000) + 1))
-    )
-    made = open_receiver(stopping=stopping)
-    for _ in range(24):
-        made.step(60)
-    assert len(waits) >= 10 and waits[0] <= 0.05 and 2.5 <= waits[-1] <= 5
+    made = open_receiver()
+    for _ in range(12):
+        made.step(0)
+        made.wait(60)
+    assert poller.waits_ms[0] <= 50 and 2500 <= poller.waits_ms[-1] <= 5000
+    made.wait(0.2)
+    made.step(0)
+    made.wait(0.2)
+    assert poller.waits_ms[-1] == 200
 
 
-def test_quiet_for_counts_from_the_last_byte(server, open_receiver, clock):
+def test_a_wait_ends_when_there_is_something_to_receive_and_takes_nothing(server, open_receiver):
     made = open_receiver()
     made.step(0)
     server.accept()
+    server.peer.sendall(b"one\n")
+    for _ in range(3):
+        made.wait(60)
+    assert made.step(0).lines == 1
+
+
+def test_a_wait_ends_when_the_file_is_old_enough(server, open_receiver, poller):
+    made = open_receiver(roll_ms=100)
+    made.step(0)
+    server.accept()
+    server.peer.sendall(b"one\n")
+    made.step(0)
+    made.wait(60)
+    assert poller.waits_ms == [100] and len(made.step(0).landed) == 1
+
+
+def test_no_wait_is_a_busy_one(server, open_receiver, landing, poller, monkeypatch):
+    """Neither while Spark is behind nor while the disk is full, however much there is to receive."""
+    made = open_receiver(roll_ms=100, unread_max=0, roll_ms_behind=2000)
+    made.step(0)
+    server.accept()
+    (landing / "x").touch()
+    server.peer.sendall(b"one\n")
+    landed = []
+    while not landed:
+        landed = made.step(0).landed
+        made.wait(0.2 if landed else 60)
+    assert poller.waits_ms == [100] * 20 + [200]
+    server.peer.sendall(b"two\n")
+    with monkeypatch.context() as patch:
+        patch.setattr(parts.os, "write", full_disk)
+        with pytest.raises(SourceError):
+            made.step(0)
+    monkeypatch.setattr(poller, "register", None)  # what can be received is no reason to wake up
+    made.wait(0.2)
+    assert poller.waits_ms[-1] == 200
+
+
+def test_quiet_for_counts_from_the_last_byte_or_the_first_connection_to_the_last_look(server, open_receiver, clock):
+    made = open_receiver()
+    clock.advance_ms(9000)
+    assert not made.has_connected
+    made.step(0)
+    server.accept()
+    assert made.has_connected and made.quiet_for_ms == 0
+    clock.advance_ms(500)
+    made.step(0)
     clock.advance_ms(500)
     assert made.quiet_for_ms == 500
     server.peer.sendall(b"x")
     made.step(5)
-    assert made.quiet_for_ms == 0
+    assert made.quiet_for_ms == 0 and not made.has_ended
+    server.peer.close()
+    until(lambda: made.has_ended, lambda: made.step(5))
+
+
+def full_disk(*args):
+    raise OSError(28, "No space left on device")
+
+
+def test_closing_twice_is_fine(server, open_receiver, landing):
+    made = open_receiver()
+    made.step(0)
+    server.accept()
+    server.peer.sendall(b"one\n")
+    made.step(5)
+    assert len(made.close().landed) == 1
+    assert made.close().landed == []
+    assert [line for _, line in stamped(landing)] == [b"one\n"]
+
+
+@pytest.mark.parametrize("call", ["fsync", "rename", "close"])
+def test_closing_after_a_failed_publish_lands_what_was_received(
+    server, open_receiver, landing, clock, monkeypatch, call
+):
+    made = open_receiver()
+    made.step(0)
+    server.accept()
+    server.peer.sendall(b"one\n")
+    made.step(5)
+    clock.advance_ms(200)
+    real = getattr(os, call)
+
+    def fail(*args):
+        if call == "close":
+            real(*args)
+        raise OSError(5, "Input/output error")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(parts.os, call, fail)
+        if call == "close":
+            made.step(0)
+        else:
+            with pytest.raises(SourceError):
+                made.step(0)
+    made.close()
+    assert [line for _, line in stamped(landing)] == [b"one\n"] and hidden(landing) == []
+
+
+def test_a_full_disk_at_close_is_said_once_and_what_is_written_lands_at_the_next_start(
+    server, open_receiver, landing, monkeypatch, caplog
+):
+    made = open_receiver()
+    made.step(0)
+    server.accept()
+    server.peer.sendall(b"one\n")
+    made.step(5)
+    server.peer.sendall(b"two\nthree\nfou")
+    with monkeypatch.context() as patch:
+        patch.setattr(parts.os, "write", full_disk)
+        made.wait(5)
+        made.close()
+        made.close()
+    warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert len(warnings) == 1 and "3 lines are lost" in warnings[0] and "No space left" in warnings[0]
+    open_receiver().step(0)
+    assert [line for _, line in stamped(landing)] == [b"one\n"]
+
+
+def test_a_disk_that_fails_at_close_after_all_is_written_loses_nothing(
+    server, open_receiver, landing, monkeypatch, caplog
+):
+    made = open_receiver()
+    made.step(0)
+    server.accept()
+    server.peer.sendall(b"one\n")
+    made.step(5)
+    with monkeypatch.context() as patch:
+        patch.setattr(parts.os, "fsync", full_disk)
+        made.close()
+    assert "0 lines are lost" in caplog.text
+    open_receiver().step(0)
+    assert [line for _, line in stamped(landing)] == [b"one\n"]
 
 
 def test_a_full_disk_stops_the_reading_and_loses_nothing(server, open_receiver, landing, monkeypatch):
@@ -275,11 +427,11 @@ def test_a_full_disk_stops_the_reading_and_loses_nothing(server, open_receiver, 
 
         patch.setattr(parts.os, "write", nearly_full)
         with pytest.raises(SourceError, match="full"):
-            made.step(5)
+            made.step(0)
         server.peer.sendall(b"three\n")
         with pytest.raises(SourceError, match="full"):
-            made.step(5)
-    assert made.step(5).lines == 3
+            made.step(0)
+    assert made.step(0).lines == 3
     made.close()
     assert [line for _, line in stamped(landing)] == [b"one\n", b"two\n", b"three\n"]
 
