@@ -3,6 +3,7 @@
 import argparse
 import logging
 import os
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 from threading import Event
@@ -99,9 +100,9 @@ def main(arguments: list[str], stop: Stop) -> int:
         stack.callback(feed.close)
         checkpoint = settings.ingest.checkpoint or str(Path(settings.local.state) / "checkpoints" / feed.source_id)
         bind_checkpoint(checkpoint, feed.source_id, feed.reads)
-        spark = open_session()
+        with ThreadPoolExecutor(1) as beside:  # started by the main thread, Spark would take SIGINT over
+            spark = beside.submit(open_session).result()
         stack.callback(_stop_spark, spark, stop)
-        stop.install()  # Spark has put its own handler for SIGINT there
         check_master(spark, settings)
         store = RedisStore(client, Keys(redis_settings.namespace))
         sweeper = FenceSweeper(
@@ -136,10 +137,12 @@ def _run(
     writer_settings = WriterSettings(
         redis_settings, feed.source_id, settings.ingest.rejects, settings.ingest.chunk_lines
     )
-    if not once:
-        warm_up(spark)
-    else:
+    if once:
         run_once(feed, stop, stop.interrupting)
+    else:
+        warm_up(spark)
+    if stop():
+        return
     query = start_query(files, writer_settings, checkpoint, None if once else settings.ingest.trigger, clock)
     log.info("ingest is up: it reads %s", feed.reads)
     announce_ready()

@@ -144,6 +144,8 @@ def run_main(name: str, main: Callable[[list[str], Stop], int]) -> NoReturn:
         said = next(iter(str(exc).splitlines()), "")
         print(f"{name}: {type(exc).__name__}: {said} (unexpected; --log-level debug shows where)", file=sys.stderr)
         code = EXIT_FAILURE
+    except KeyboardInterrupt:  # Spark takes SIGINT over while it starts
+        code = EXIT_SUCCESS
     _close_quietly()
     sys.exit(code)
 

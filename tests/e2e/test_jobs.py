@@ -176,3 +176,14 @@ def test_help_says_all_of_it(checkout: Checkout, job: str) -> None:
     assert command.end() == 0
     for option in ("--redis", "--namespace", "--config"):
         assert option in command.screen()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_stop_while_spark_starts_ends_without_a_trace(checkout: Checkout, number: int) -> None:
+    with real_server() as server:
+        ingest = checkout.run("jobs/ingest.py", environ={"REDIS_URL": server.url})
+        landing_lock = checkout.inbox / ".landing" / ".lock"
+        ingest.wait_for(lambda _: landing_lock.exists(), "the input to be opened, just before Spark starts")
+        assert ingest.stop(number) == 0, ingest.screen()
+        assert "Traceback" not in ingest.screen()
+        assert "Error" not in ingest.screen()
