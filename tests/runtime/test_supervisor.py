@@ -20,6 +20,7 @@ ROOT = Path(__file__).resolve().parents[2]
 SUPERVISE = """
 import os, sys; from pathlib import Path; from pipeline.config import load_settings
 from pipeline.runtime.process import open_standard_fds; from pipeline.runtime.supervisor import supervise
+import signal; signal.signal(signal.SIGHUP, signal.SIG_DFL)  # whoever runs the tests may have ignored it, as nohup does
 open_standard_fds()
 root = sys.argv[1]
 flags = {"local": {"state": root + "/.duetime"}, "ingest": {"input": root + "/inbox"}}
