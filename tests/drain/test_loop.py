@@ -119,6 +119,29 @@ def test_it_sleeps_to_the_next_due_time_and_never_longer_than_the_cap(world: Wor
     assert world.waits == [1_000, 1_000, 300]
 
 
+def test_it_sleeps_no_longer_than_to_the_end_of_the_first_lease(world: World) -> None:
+    world.store.schedule("s", [chunk((1, START_MS))])
+    assert world.new_store().claim("dead:0").claim is not None
+    world.clock.advance_ms(LEASE_MS - 1_300)
+    world.loop().run()
+    assert world.waits == [1_000, 300]
+
+
+def test_no_two_passes_ask_under_the_same_name(world: World) -> None:
+    world.store.schedule("s", [chunk(*((line, START_MS + line) for line in range(1, 31)))])
+    names = []
+
+    class Named(RedisStore):
+        def claim(self, name: str) -> ClaimReply:
+            names.append(name)
+            return super().claim(name)
+
+    named = world.new_store()
+    named.__class__ = Named
+    world.loop(store=named).run()
+    assert len(set(names)) == len(names) > 3
+
+
 def test_a_late_arrival_in_an_older_bucket_is_delivered_before_what_waits(world: World) -> None:
     world.clock.now_ms = EDGE_MS + 10
     world.store.schedule("s", [chunk((1, EDGE_MS + 500))])

@@ -87,6 +87,23 @@ class TestSchedule:
         again = chunk(identified=((1, START_MS, "order-1"),), token="R" * 14)
         assert store.schedule("s", [again]) == [Scheduled(stored=1, known=0)]
 
+    def test_a_replay_stores_nothing_even_when_the_id_is_forgotten(self, bench: Bench) -> None:
+        store = bench.store(id_memory_sec=10)
+        first = chunk(identified=((1, START_MS, "order-1"),), last_line=2)
+        store.schedule("s", [first])
+        assert store.ack(must_claim(store, "loop:0"), 1, ["order-1"])
+        bench.now_ms += 10_000
+        store.schedule("s", [chunk(identified=((1, START_MS, "order-2"),), token="Q" * 14)])
+        assert store.ack(must_claim(store, "loop:1"), 1, ["order-2"])
+        longer = chunk(identified=((1, START_MS, "order-1"), (3, START_MS, "order-3")))
+        assert store.schedule("s", [longer]) == [Scheduled(stored=1, known=1)]
+
+    def test_rejects_of_a_chunk_that_was_cut_elsewhere_before_are_not_counted_twice(self, bench: Bench) -> None:
+        store = bench.store()
+        store.schedule("s", [chunk((1, START_MS), last_line=3, rejected=2)])
+        store.schedule("s", [chunk((1, START_MS), last_line=5, rejected=4)])
+        assert store.stats().counters["rejected"] == 2
+
     def test_a_thousand_buckets_in_one_chunk(self, bench: Bench) -> None:
         rows = [(line, START_MS + line * BUCKET_MS) for line in range(1, 1001)]
         assert bench.store().schedule("s", [chunk(*rows)]) == [Scheduled(stored=1000, known=0)]
