@@ -1,6 +1,7 @@
 """A real server that goes, comes back, fills up, and forgets its scripts."""
 
 import threading
+from collections.abc import Callable
 
 import pytest
 
@@ -109,15 +110,30 @@ def test_eight_loops_share_messages_without_a_copy(server: RealServer) -> None:
     client.delete(*client.keys("{test-eight-loops:0}*"))
 
 
+def ends(wait: Callable[[], None]) -> bool:
+    """Whether a wait of a minute ends long before."""
+    waiting = threading.Thread(target=wait, daemon=True)
+    waiting.start()
+    waiting.join(10)
+    return not waiting.is_alive()
+
+
 class TestDoorbell:
     def test_a_newcomer_ends_the_wait(self, server: RealServer) -> None:
         keys = Keys("test-doorbell")
         doorbell = Doorbell(connect(RedisSettings(url=server.url)), keys)
-        doorbell.wait(60_000)  # the first one subscribes, and returns to look again
+        assert ends(lambda: doorbell.wait(60_000)), "the first wait subscribes, and returns to look again"
         ringer = threading.Timer(0.05, lambda: server.client().publish(keys.wake(), "1"))
         ringer.start()
-        doorbell.wait(60_000)
+        assert ends(lambda: doorbell.wait(60_000))
         ringer.join()
+        doorbell.close()
+
+    def test_another_shard_or_namespace_does_not_ring(self, server: RealServer) -> None:
+        doorbell = Doorbell(connect(RedisSettings(url=server.url)), Keys("test-doorbell"))
+        doorbell.wait(1)
+        for other in (Keys("test-doorbell", 1), Keys("test-other")):
+            assert server.client().publish(other.wake(), "1") == 0
         doorbell.close()
 
     def test_without_a_server_it_still_waits_and_recovers(self) -> None:
@@ -128,5 +144,5 @@ class TestDoorbell:
             for _ in range(3):
                 doorbell.wait(5)
             server.start()
-            doorbell.wait(60_000)
+            assert ends(lambda: doorbell.wait(60_000)), "it subscribes again, and returns to look"
             doorbell.close()
