@@ -243,7 +243,7 @@ def drop_sample(sample: Path, inbox: Path | None) -> None:
     except OSError as error:
         say(f"The sample could not be dropped into {inbox} ({error.strerror}); everything else goes on.")
         return
-    say(f"Dropped {name} into {inbox.name}/: its messages are due in 1 to 5 seconds.")
+    say(f"Dropped {name} into {inbox.name}/: its messages are due in 1 to 4 seconds.")
 
 
 def _put_in_place(sample: Path, inbox: Path) -> str:
