@@ -135,7 +135,7 @@ def _run(
     read = read_direct if isinstance(feed, DirectFeed) else read_landing
     files = read(spark, feed.location, settings.ingest.max_bytes_per_trigger)
     writer_settings = WriterSettings(
-        redis_settings, feed.source_id, settings.ingest.rejects, settings.ingest.chunk_lines
+        redis_settings, feed.source_id, settings.ingest.rejects, settings.ingest.transaction_messages
     )
     if once:
         run_once(feed, stop, stop.interrupting)

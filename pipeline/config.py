@@ -50,7 +50,7 @@ class IngestSettings:
     trigger: str = "100 milliseconds"
     max_bytes_per_trigger: int = 256 * 1024 * 1024
     segment_bytes: int = 32 * 1024 * 1024
-    chunk_lines: int = 5_000
+    transaction_messages: int = 5_000
     settle_ms: int = 1_000
     socket_roll_ms: int = 100
     fence_keep_sec: int = 3_600
@@ -64,7 +64,7 @@ class IngestSettings:
             raise ConfigError("ingest.input and ingest.rejects must name a folder.")
         if "://" in self.rejects:
             raise ConfigError(f"ingest.rejects must be a local or mounted folder, but is {self.rejects!r}.")
-        _require_positive("ingest", self, "max_bytes_per_trigger", "segment_bytes", "chunk_lines", "settle_ms")
+        _require_positive("ingest", self, "max_bytes_per_trigger", "segment_bytes", "transaction_messages", "settle_ms")
         _require_positive("ingest", self, "socket_roll_ms", "fence_keep_sec")
 
 

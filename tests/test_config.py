@@ -116,6 +116,6 @@ def test_secrets_are_not_shown() -> None:
 
 def test_sections_check_themselves() -> None:
     with pytest.raises(ConfigError):
-        IngestSettings(chunk_lines=0)
+        IngestSettings(transaction_messages=0)
     with pytest.raises(ConfigError):
         DrainSettings(wait_ms_max=-1)

@@ -1,8 +1,7 @@
-"""One CSV record a line, RFC 4180 without line ends in cells: the grammar that the Python and the Column form share.
+"""One CSV record a line, RFC 4180 without line ends in cells.
 
-Spark's own CSV parser accepts much that no rule allows (text after a closing quote, backslash escapes), so both forms split
-rows with the patterns below. Every repetition in them is possessive: Java would otherwise recurse once per character and overflow
-its stack on a long cell.
+Common CSV parsers accept much that no rule allows (text after a closing quote, backslash escapes), so rows are split with the
+patterns below. Every repetition in them is possessive: a long cell costs no backtracking.
 """
 
 import re

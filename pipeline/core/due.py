@@ -14,7 +14,7 @@ DUE_MS_MAX: Final = 253_402_300_799_999  # 9999-12-31T23:59:59.999Z
 DELAY_SEC_MAX: Final = 31_622_400  # 366 days
 OFFSET_MINUTES_MAX: Final = 18 * 60  # as in java.time.ZoneOffset; real offsets lie within 14 hours
 
-# These patterns are read by Python and by Java, so they use only what means the same in both ([0-9] and never \d).
+# [0-9] and never \d, which matches the digits of all scripts.
 LOCAL_TIME_PATTERN: Final = (
     r"[0-9]{4}-[0-9]{2}-[0-9]{2}[Tt ](?:[01][0-9]|2[0-3]):[0-5][0-9](?::[0-5][0-9](?:[.,][0-9]{1,9})?)?"
 )
@@ -43,7 +43,7 @@ def lateness_ms(due_ms: int, now_ms: int) -> int:
 def delay_ms_of_number(literal: str) -> int | None:
     """Turn a delay in seconds, as written in JSON, into ms: HALF_UP to the microsecond, then up to the ms.
 
-    A literal with an exponent, or with more than 38 digits, is read as a double, as Spark's VARIANT does; any other is exact.
+    A literal with an exponent, or with more than 38 digits, is read as a double; any other is exact.
 
     Returns:
         The delay in ms, or None if it is outside 0..366 days.
@@ -83,7 +83,7 @@ def due_ms_of_text(text: str) -> int | None:
 
 
 def _exact_decimal(literal: str) -> Decimal | None:
-    """Read a literal exactly, or return None where VARIANT falls back to a double."""
+    """Read a literal exactly, or return None where it is read as a double."""
     if "e" in literal or "E" in literal:
         return None
     digits = literal.lstrip("-").replace(".", "").lstrip("0")

@@ -20,7 +20,7 @@ BODY_PLAIN: Final = "m"
 BODY_JSON: Final = "j"
 
 _MESSAGE_ID: Final = re.compile(rf"[0-9A-Za-z_-]{{{TOKEN_LENGTH}}}[0-9a-f]{{{LINE_NO_LENGTH}}}")
-# Exactly what Spark's to_json escapes and how, so that both ways to write a member give the same bytes.
+# One way to escape each character, so that equal messages give equal bytes.
 _JSON_ESCAPES: Final = str.maketrans(
     {code: f"\\u{code:04X}" for code in range(32)}
     | {8: "\\b", 9: "\\t", 10: "\\n", 12: "\\f", 13: "\\r", ord('"'): '\\"', ord("\\"): "\\\\"}
@@ -56,8 +56,6 @@ class Reason(StrEnum):
     BAD_ID = "bad_id"
     BAD_TOPIC = "bad_topic"
     BAD_HEADERS = "bad_headers"
-    # The Column form refused a line that the Python form accepts: a fault of ours, and visible instead of silent.
-    UNEXPLAINED = "unexplained"
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +110,7 @@ def encode_member(
     if caller_id is not None:
         fields.append(f'"id":{_quoted(caller_id)}')
     if headers:
-        # By UTF-16 code units: the order in which VARIANT keeps the names of an object.
+        # By UTF-16 code units: part of the format since its first version.
         names = sorted(headers, key=lambda name: name.encode("utf-16-be"))
         fields.append(f'"headers":{{{",".join(f"{_quoted(name)}:{_quoted(headers[name])}" for name in names)}}}')
     return f"{message_id}{BODY_JSON}{{{','.join(fields)}}}".encode()

@@ -1,7 +1,7 @@
 """The rules of a request, in plain Python: the reference that says whether a line is taken, and if not, why.
 
-``ingest/transforms.py`` holds the same rules as Spark columns, which take in the millions; this form explains the lines that were
-refused there. One table (``tests/cases``) and a property test keep the two the same.
+``ingest/parsing.py`` takes in the millions by a faster form, which leaves everything unusual to this one. One table
+(``tests/cases``) and a property test keep the two the same.
 """
 
 import json
@@ -26,11 +26,10 @@ Kind = Literal["json", "csv", "sock"]
 
 LINE_BYTES_MAX: Final = 4 * 1024 * 1024
 MESSAGE_BYTES_MAX: Final = 256 * 1024
-# Limits of Spark's JSON parser (Jackson's StreamReadConstraints), kept here so that both forms refuse the same lines.
+# The limits that Jackson, the parser of many producers and of Spark, sets by default (StreamReadConstraints).
 NUMBER_DIGITS_MAX: Final = 1_000
 NAME_UTF16_UNITS_MAX: Final = 50_000
 
-# Shared with the Column form, so only what Python and Java read the same way.
 ID_PATTERN: Final = r"[A-Za-z0-9._:-]{1,128}"
 TOPIC_PATTERN: Final = r"[A-Za-z0-9._-]{1,64}"
 BLANK_PATTERN: Final = r"[ \t\r]*+"
@@ -274,7 +273,7 @@ def _check_text(text: str) -> None:
 
 def _number_of(literal: str) -> _Number:
     digits = sum(character.isdigit() for character in literal)
-    # Jackson does not count the zero in front of a point.
+    # The zero in front of a point is not counted.
     if digits - literal.lstrip("-").startswith("0") > NUMBER_DIGITS_MAX:
         _refuse(Reason.NOT_JSON, f"A number has more than {NUMBER_DIGITS_MAX} digits.")
     return _Number(literal)

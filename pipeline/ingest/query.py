@@ -4,7 +4,6 @@ import json
 import logging
 import os
 import re
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -15,8 +14,7 @@ from pipeline.core.clock import Clock
 from pipeline.core.errors import ConfigError, PipelineError
 from pipeline.core.ids import encode_token
 from pipeline.ingest.sources import read_landing_once
-from pipeline.ingest.transforms import select_line_rows
-from pipeline.ingest.writer import BatchWriter, WriterSettings, count_rows
+from pipeline.ingest.writer import BatchWriter, WriterSettings, count_lines
 
 log = logging.getLogger(__name__)
 
@@ -38,16 +36,12 @@ def open_session() -> SparkSession:
 def warm_up(spark: SparkSession) -> None:
     """Run one request through the same plan and a Python worker, so that the first batch of users is as fast as the second.
 
-    A cold batch takes seconds: classes are loaded, code is generated, a Python worker starts and imports. The two sides
-    start at the same time, since each waits for other things.
+    A cold batch takes seconds: classes are loaded, code is generated, a Python worker starts and imports.
     """
-    with TemporaryDirectory(prefix="duetime-warm-up-") as folder, ThreadPoolExecutor(1) as beside:
-        worker = beside.submit(lambda: spark.range(1).mapInArrow(count_rows, "rows long").collect())
+    with TemporaryDirectory(prefix="duetime-warm-up-") as folder:
         landing_name = f"{encode_token(0, 0)}.1.json.warm+up"
         Path(folder, landing_name).write_text('{"message":"m","delay_sec":0}\n', encoding="utf-8")
-        rows = read_landing_once(spark, folder).transform(select_line_rows)
-        worker.result()
-        rows.mapInArrow(count_rows, "rows long").collect()
+        read_landing_once(spark, folder).mapInArrow(count_lines, "lines long").collect()
 
 
 def start_query(
@@ -63,8 +57,7 @@ def start_query(
         ConfigError: Spark does not understand the trigger.
     """
     writer = (
-        files.transform(select_line_rows)
-        .writeStream.queryName("duetime-ingest")
+        files.writeStream.queryName("duetime-ingest")
         .foreachBatch(BatchWriter(settings, clock))
         .option("checkpointLocation", checkpoint)
     )

@@ -5,33 +5,22 @@ One file a landing file, named after it and put in place by a rename: a batch th
 
 import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 from typing import IO, Any
 
-from pipeline.core.ids import LINE_NO_MAX
-from pipeline.core.messages import Reason, Rejection
-from pipeline.core.validation import validate_line
+from pipeline.ingest.parsing import RejectedLine
 
 
-def reject_record(row: Mapping[str, Any]) -> dict[str, str | int]:
-    """Explain a rejected row (``schemas.LINE_ROW``) for the rejects: where the line stood, the line, the reason, a sentence."""
-    known = {
-        Reason.NOT_UTF8: "The line is not UTF-8; what could not be read is replaced here.",
-        Reason.BAD_SOCKET_LINE: "The socket line has no arrival time in front of it.",
-        Reason.LINE_NO_TOO_HIGH: f"The line's number is above {LINE_NO_MAX}; split the file.",
+def reject_record(file_name: str, line: RejectedLine) -> dict[str, str | int]:
+    """Return a rejected line for the rejects: where it stood, the reason, a sentence, the line."""
+    return {
+        "file": file_name,
+        "line": line.line_no,
+        "reason": line.rejection.reason.value,
+        "detail": line.rejection.detail,
+        "raw": line.raw,
     }
-    if row["reason"] is not None:
-        found = Rejection(Reason(row["reason"]), known[Reason(row["reason"])])
-    else:
-        judged = validate_line(row["raw"], row["kind"], row["arrival_ms"], row["header"])
-        # Tests hold the two forms of the rules together; should they differ all the same, that must show.
-        unexplained = Rejection(
-            Reason.UNEXPLAINED, "The line was refused and the reason is not known; please report this."
-        )
-        found = judged if isinstance(judged, Rejection) else unexplained
-    place: dict[str, str | int] = {"file": row["file_name"], "line": row["line_no"]}
-    return place | {"reason": str(found.reason), "detail": found.detail, "raw": row["raw"]}
 
 
 class RejectsWriter:
@@ -48,7 +37,7 @@ class RejectsWriter:
         self._work = Path()
 
     def write(self, file_token: str, records: Iterable[dict[str, Any]]) -> None:
-        """Append the records of a chunk: ``raw``, ``file``, ``line``, ``reason``, ``detail``."""
+        """Append the records of a piece of the file."""
         if file_token != self._file_token:
             self.close()
             self._file_token = file_token

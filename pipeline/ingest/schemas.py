@@ -4,14 +4,10 @@ from typing import Final
 
 from pyspark.sql import types as T
 
-OUTCOME_OK: Final = "ok"
-OUTCOME_BLANK: Final = "blank"
-OUTCOME_REJECTED: Final = "rejected"
-
 # One row a file: what the sources deliver.
 FILE_ROW: Final = T.StructType(
     [
-        T.StructField("value", T.StringType()),  # the whole file, not necessarily UTF-8
+        T.StructField("value", T.BinaryType()),  # the whole file
         T.StructField("file_token", T.StringType()),
         T.StructField("first_line", T.LongType()),  # number of the first line of data in the original file, 1-based
         T.StructField("kind", T.StringType()),  # json, csv or sock
@@ -20,23 +16,15 @@ FILE_ROW: Final = T.StructType(
     ]
 )
 
-# One row a line, blank lines included, in the order of the file: what the writer gets.
+# One row a line that is not blank: what the writer stores, or refuses.
 LINE_ROW: Final = T.StructType(
     [
-        T.StructField("file_token", T.StringType()),
-        T.StructField("line_no", T.LongType()),  # in the original file, 1-based, a CSV header counted
-        T.StructField("file_name", T.StringType()),
-        T.StructField("kind", T.StringType()),
-        T.StructField("arrival_ms", T.LongType()),  # ms UTC; null only for a socket line without one
-        T.StructField("outcome", T.StringType()),  # ok, blank or rejected
-        T.StructField("due_ms", T.LongType()),  # ms UTC; this and the next two are set if ok, else null
+        T.StructField("fence_token", T.StringType()),  # the file's token, or that of a piece of a large file
+        T.StructField("due_ms", T.LongType()),  # ms UTC; null if the line is refused, as are the next three
         T.StructField("bucket_start_ms", T.LongType()),
-        T.StructField("member", T.StringType()),
-        T.StructField("caller_id", T.StringType()),  # null if the caller gave none
-        T.StructField("raw", T.StringType()),  # the line if rejected, what is not UTF-8 replaced by U+FFFD; else null
-        T.StructField("header", T.StringType()),  # the header line of a rejected CSV row; else null
-        # Set where only Spark can know it; for other rejected rows core.validation.validate_line finds it from raw,
-        # kind, arrival_ms and header.
-        T.StructField("reason", T.StringType()),
+        T.StructField("member", T.BinaryType()),
+        T.StructField("caller_id", T.StringType()),  # null also if the caller gave none
+        T.StructField("line_no", T.LongType()),  # of a refused line, in the original file, 1-based; else null
+        T.StructField("reason", T.StringType()),  # core.messages.Reason of a refused line; else null
     ]
 )

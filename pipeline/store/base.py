@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+NO_FENCE = ""  # of a file of which nothing is stored
+
 
 @dataclass(frozen=True, slots=True)
 class Group:
@@ -27,23 +29,30 @@ class IdentifiedMessage:
 
 
 @dataclass(frozen=True, slots=True)
-class Chunk:
-    """Consecutive lines of one landing file, stored by one atomic call.
+class FenceMove:
+    """How a transaction moves one fence, from where its caller saw it. The store compares the texts and doesn't read them."""
 
-    The lines after ``previous_line`` up to ``last_line``; a line that is blank or rejected has no message here.
+    fence_token: str
+    before: str
+    after: str
+
+
+@dataclass(frozen=True, slots=True)
+class Transaction:
+    """Messages and the fences that say that they are stored: all of it happens, once, or nothing.
+
+    ``rejected`` lines are only counted. ``groups`` come in order of time; their messages have no caller's id.
     """
 
-    file_token: str
-    previous_line: int
-    last_line: int
-    rejected: int
+    moves: Sequence[FenceMove]
     groups: Sequence[Group]
     identified: Sequence[IdentifiedMessage]
+    rejected: int
 
 
 @dataclass(frozen=True, slots=True)
 class Scheduled:
-    """How many messages of a chunk are new, and how many were known: replayed, or the caller's id came again."""
+    """How many messages of a transaction are new, and of how many the caller's id was known."""
 
     stored: int
     known: int
@@ -95,10 +104,14 @@ class Stats:
 
 
 class Store(Protocol):
-    """The seven verbs. Each may raise ``StoreUnavailable``: then the same call with the same arguments may be made again."""
+    """The verbs. Each may raise ``StoreUnavailable``: then the same call with the same arguments may be made again."""
 
-    def schedule(self, source_id: str, chunks: Sequence[Chunk]) -> list[Scheduled]:
-        """Store each chunk exactly once, whatever was stored of it before. Atomic per chunk."""
+    def fences(self, source_id: str, fence_tokens: Sequence[str]) -> list[str]:
+        """Return how far each file is stored, ``NO_FENCE`` where nothing is."""
+        ...
+
+    def schedule(self, source_id: str, transaction: Transaction) -> Scheduled | None:
+        """Store a transaction, if all its fences still are where it says; None if not: then nothing was done. Atomic."""
         ...
 
     def claim(self, name: str) -> ClaimReply:

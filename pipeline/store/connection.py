@@ -63,7 +63,9 @@ def translated_errors() -> Iterator[None]:
     except (redis.exceptions.ConnectionError, redis.exceptions.TimeoutError, OSError) as exc:
         raise StoreUnavailable(f"Redis does not answer ({exc}).") from exc
     except redis.exceptions.ResponseError as exc:
-        if isinstance(exc, PASSING_ERRORS) or str(exc).startswith(PASSING_WORDS):
+        # The client puts "Command # 1 (…) of pipeline caused error: " in front of what the server said.
+        said = str(exc).rpartition("caused error: ")[2]
+        if isinstance(exc, PASSING_ERRORS) or said.startswith(PASSING_WORDS):
             raise StoreUnavailable(f"Redis can't do it now ({exc}).") from exc
         raise StoreProtocolError(f"Redis answered with an error that is not expected here: {exc}.") from exc
     except redis.exceptions.RedisError as exc:

@@ -41,8 +41,12 @@ class Keys:
         """ZSET: caller's id -> epoch ms at which it is forgotten, +inf while its message is not delivered."""
         return self._key("ids")
 
+    def fence(self, source_id: str, fence_token: str) -> str:
+        """STRING: how far a landing file is stored; a key of its own, so that writers of other files don't touch it."""
+        return self._key(f"fence:{source_id}:{fence_token}")
+
     def fences(self, source_id: str) -> str:
-        """HASH: file token -> last line of that landing file that is stored."""
+        """ZSET: fence token -> epoch ms at which its fence moved last."""
         return self._key(f"fences:{source_id}")
 
     def counters(self) -> str:

@@ -8,7 +8,7 @@ import redis
 
 from pipeline.config import DrainSettings
 from pipeline.core.errors import StoreProtocolError, StoreUnavailable
-from pipeline.store.base import Chunk, Claim, ClaimedMessage, ClaimReply, Scheduled, Stats
+from pipeline.store.base import Claim, ClaimedMessage, ClaimReply, Scheduled, Stats, Transaction
 from pipeline.store.connection import translated_errors
 from pipeline.store.keys import Keys
 from pipeline.store.scripts import Scripts
@@ -52,24 +52,40 @@ class RedisStore:
         self._now_ms = now_ms
         self._oldest_bucket_ms = 0
 
-    def schedule(self, source_id: str, chunks: Sequence[Chunk]) -> list[Scheduled]:
-        """Store each chunk exactly once; one atomic script a chunk, all in one round trip.
+    def fences(self, source_id: str, fence_tokens: Sequence[str]) -> list[str]:
+        """Return how far each file is stored, ``NO_FENCE`` where nothing is."""
+        if not fence_tokens:
+            return []
+        values = self._read(
+            partial(self._client.mget, [self._keys.fence(source_id, fence_token) for fence_token in fence_tokens])
+        )
+        return [(value or b"").decode() for value in values]
 
+    def schedule(self, source_id: str, transaction: Transaction) -> Scheduled | None:
+        """Store a transaction, if all its fences still are where it says. Atomic: MULTI behind WATCH on the fences.
+
+        The messages go in by plain commands: through a script each costs the server a microsecond more.
+
+        Returns:
+            None if another writer, or this one before a lost reply, has moved a fence: nothing was done now.
         Raises:
-            StoreUnavailable: some chunks may be stored; call again with the same ones.
-            StoreProtocolError: a chunk came before its predecessor.
+            StoreUnavailable: it may be stored; call again with the same arguments.
         """
-        replies = self._evaluate([("schedule", *self._schedule_arguments(source_id, chunk)) for chunk in chunks])
-        results = []
-        for chunk, reply in zip(chunks, replies, strict=True):
-            status, stored, known, fence = reply
-            if status != b"OK":
-                raise StoreProtocolError(
-                    f"Lines after {chunk.previous_line} of landing file {chunk.file_token} came while only "
-                    f"{int(fence)} are stored ({_word(status)}); start the ingest job again to read the file from its beginning."
-                )
-            results.append(Scheduled(stored=stored, known=known))
-        return results
+        fence_keys = [self._keys.fence(source_id, move.fence_token) for move in transaction.moves]
+        with translated_errors(), self._client.pipeline(transaction=True) as pipeline:
+            try:
+                pipeline.watch(*fence_keys)
+                fences = pipeline.mget(fence_keys)
+                if [(value or b"").decode() for value in fences] != [move.before for move in transaction.moves]:
+                    return None
+                pipeline.multi()
+                for group in transaction.groups:
+                    pipeline.execute_command("ZADD", self._keys.bucket(group.bucket_start_ms), *group.pairs)
+                pipeline.execute_command(*self._finish_command(source_id, transaction, fence_keys))
+                *_, (stored, known) = pipeline.execute()
+            except redis.exceptions.WatchError:
+                return None
+        return Scheduled(stored=stored, known=known)
 
     def claim(self, name: str) -> ClaimReply:
         """Take the oldest due messages of the oldest bucket in flight. Atomic; idempotent per ``name``.
@@ -84,27 +100,17 @@ class RedisStore:
             bucket_start_ms = self._oldest_bucket_ms
             token = f"{bucket_start_ms}:{name}"
             keys = self._keys
-            [reply] = self._evaluate(
+            reply = self._evaluate(
+                "claim",
+                [keys.buckets(), keys.bucket(bucket_start_ms), keys.claims(), keys.claim(token), keys.attempts()],
                 [
-                    (
-                        "claim",
-                        [
-                            keys.buckets(),
-                            keys.bucket(bucket_start_ms),
-                            keys.claims(),
-                            keys.claim(token),
-                            keys.attempts(),
-                        ],
-                        [
-                            bucket_start_ms,
-                            token,
-                            self._drain.claim_limit,
-                            self._drain.claim_bytes_max,
-                            round(self._drain.lease_sec * 1000),
-                            self._now(),
-                        ],
-                    )
-                ]
+                    bucket_start_ms,
+                    token,
+                    self._drain.claim_limit,
+                    self._drain.claim_bytes_max,
+                    round(self._drain.lease_sec * 1000),
+                    self._now(),
+                ],
             )
             status, now_ms, first_lease_ms, detail, rows, attempts = reply
             now, first_lease = int(now_ms), int(first_lease_ms) if first_lease_ms else None
@@ -130,21 +136,17 @@ class RedisStore:
             False if the lease is over: the messages are, or will be, delivered again by whoever takes them.
         """
         keys = self._keys
-        [(status, _)] = self._evaluate(
+        status, _ = self._evaluate(
+            "ack",
+            [keys.claims(), keys.claim(claim.lease_token), keys.attempts(), keys.ids(), keys.counters()],
             [
-                (
-                    "ack",
-                    [keys.claims(), keys.claim(claim.lease_token), keys.attempts(), keys.ids(), keys.counters()],
-                    [
-                        claim.lease_token,
-                        len(claim.messages),
-                        delivered,
-                        self._drain.id_memory_sec * 1000,
-                        self._now(),
-                        *caller_ids,
-                    ],
-                )
-            ]
+                claim.lease_token,
+                len(claim.messages),
+                delivered,
+                self._drain.id_memory_sec * 1000,
+                self._now(),
+                *caller_ids,
+            ],
         )
         return _holds("ack", status)
 
@@ -170,19 +172,21 @@ class RedisStore:
         return given_back
 
     def fenced_tokens(self, source_id: str) -> Iterator[str]:
-        """Walk the landing files of a source that have a fence, a page at a time."""
+        """Walk the fences of a source, a page at a time."""
         cursor = 0
         while True:
-            cursor, page = self._read(partial(self._client.hscan, self._keys.fences(source_id), cursor, count=PAGE))
-            yield from (token.decode() for token in page)
+            cursor, page = self._read(partial(self._client.zscan, self._keys.fences(source_id), cursor, count=PAGE))
+            yield from (token.decode() for token, _ in page)
             if cursor == 0:
                 return
 
-    def forget_fences(self, source_id: str, file_tokens: Sequence[str]) -> None:
+    def forget_fences(self, source_id: str, fence_tokens: Sequence[str]) -> None:
         """Drop the fences of landing files that are gone for good; a file that came back would be stored again."""
-        for first in range(0, len(file_tokens), PAGE):
-            page = file_tokens[first : first + PAGE]
-            self._read(partial(self._client.hdel, self._keys.fences(source_id), *page))
+        for first in range(0, len(fence_tokens), PAGE):
+            page = fence_tokens[first : first + PAGE]
+            # The index last: what is cut off between the two is found again.
+            self._read(partial(self._client.unlink, *(self._keys.fence(source_id, token) for token in page)))
+            self._read(partial(self._client.zrem, self._keys.fences(source_id), *page))
 
     def stats(self) -> Stats:
         """Count what is there; see ``survey``."""
@@ -190,66 +194,57 @@ class RedisStore:
 
     def _release(self, token: str, bucket_start_ms: int, who: str, claimed: int, delivered: int) -> int:
         keys = self._keys
-        [(status, given_back)] = self._evaluate(
+        status, given_back = self._evaluate(
+            "release",
             [
-                (
-                    "release",
-                    [
-                        keys.claims(),
-                        keys.claim(token),
-                        keys.buckets(),
-                        keys.bucket(bucket_start_ms),
-                        keys.attempts(),
-                        keys.counters(),
-                    ],
-                    [token, bucket_start_ms, who, claimed, delivered, self._now()],
-                )
-            ]
+                keys.claims(),
+                keys.claim(token),
+                keys.buckets(),
+                keys.bucket(bucket_start_ms),
+                keys.attempts(),
+                keys.counters(),
+            ],
+            [token, bucket_start_ms, who, claimed, delivered, self._now()],
         )
         return int(given_back) if _holds("release", status) else 0
 
-    def _schedule_arguments(self, source_id: str, chunk: Chunk) -> tuple[list[str], list[Any]]:
-        keys = self._keys
-        pairs = {group.bucket_start_ms: group.pairs for group in chunk.groups}
-        for message in chunk.identified:
-            pairs.setdefault(message.bucket_start_ms, ())
-        number = {start: index for index, start in enumerate(pairs, start=1)}
-        names = [keys.buckets(), keys.fences(source_id), keys.ids(), keys.counters(), *map(keys.bucket, pairs)]
-        arguments: list[Any] = [
-            chunk.file_token,
-            chunk.previous_line,
-            chunk.last_line,
-            chunk.rejected,
+    def _finish_command(
+        self, source_id: str, transaction: Transaction, fence_keys: Sequence[str]
+    ) -> tuple[str | int | bytes, ...]:
+        keys, groups, identified = self._keys, transaction.groups, transaction.identified
+        starts = sorted({*(g.bucket_start_ms for g in groups), *(m.bucket_start_ms for m in identified)})
+        number = {start: index for index, start in enumerate(starts, start=1)}
+        names = [keys.buckets(), keys.fences(source_id), keys.ids(), keys.counters(), *fence_keys]
+        names += map(keys.bucket, starts)
+        arguments: list[str | int | bytes] = [
             keys.wake(),
-            len(chunk.identified),
+            sum(len(group.pairs) // 2 for group in groups),
+            *(groups[0].pairs[:2] if groups else (b"", b"")),
+            transaction.rejected,
+            self._now(),
+            len(transaction.moves),
+            len(starts),
         ]
-        for start, members in pairs.items():
-            arguments += (start, len(members) // 2)
-            arguments += members
-        for message in chunk.identified:
+        for move in transaction.moves:
+            arguments += (move.fence_token, move.after)
+        arguments += starts
+        for message in identified:
             arguments += (number[message.bucket_start_ms], message.due_ms, message.member, message.caller_id)
-        return names, arguments
+        # With its text: a digest that the server has forgotten would fail within MULTI, behind what came before it.
+        return self._scripts.command_with_text("schedule", names, arguments)
 
-    def _evaluate(self, calls: Sequence[tuple[str, Sequence[str], Sequence[Any]]]) -> list[Any]:
-        """Run scripts in one round trip, in order; teaches them to a server that doesn't know them (any more)."""
-        commands = [self._scripts.command(*call) for call in calls]
+    def _evaluate(self, name: str, keys: Sequence[str], arguments: Sequence[Any]) -> Any:
+        """Run a script; teaches all of them to a server that doesn't know them (any more)."""
+        command = self._scripts.command(name, keys, arguments)
         with translated_errors():
             try:
-                return self._send(commands)
+                return self._client.execute_command(*command)
             except redis.exceptions.NoScriptError:
                 self._scripts.load(self._client)
             try:
-                return self._send(commands)  # each script says itself what it had done already
+                return self._client.execute_command(*command)
             except redis.exceptions.NoScriptError as exc:
                 raise StoreUnavailable("Redis forgets its scripts as soon as it has them.") from exc
-
-    def _send(self, commands: Sequence[tuple[Any, ...]]) -> list[Any]:
-        if len(commands) == 1:
-            return [self._client.execute_command(*commands[0])]
-        pipeline = self._client.pipeline(transaction=False)
-        for command in commands:
-            pipeline.execute_command(*command)
-        return list(pipeline.execute())
 
     def _read(self, call: Callable[[], T]) -> T:
         with translated_errors():

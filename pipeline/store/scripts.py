@@ -36,6 +36,10 @@ class Scripts:
         """Return the words of the call, to be sent alone or in a pipeline."""
         return ("EVALSHA", self._digests[name], len(keys), *keys, *arguments)
 
+    def command_with_text(self, name: str, keys: Sequence[str], arguments: Sequence[Any]) -> tuple[Any, ...]:
+        """Return the words of a call that works whether or not the server knows the script."""
+        return ("EVAL", self._sources[name], len(keys), *keys, *arguments)
+
 
 def _without_flags(source: str) -> str:
     first, _, rest = source.partition("\n")

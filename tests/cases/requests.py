@@ -1,4 +1,4 @@
-"""Every rule of a request, accepted and refused, edges first: run through the Python form and through the Column form."""
+"""Every rule of a request, accepted and refused, edges first: run through the reference and through the parsing of files."""
 
 from dataclasses import dataclass
 from typing import Final

@@ -14,7 +14,7 @@ from pipeline.store.base import Claim, ClaimReply
 from pipeline.store.keys import Keys
 from pipeline.store.redis_store import RedisStore
 from pipeline.store.scripts import Scripts
-from tests.store.builders import BUCKET_MS, TOKEN, chunk
+from tests.store.builders import BUCKET_MS, TOKEN, transaction
 
 START_MS = 1_700_000_000_000
 EDGE_MS = START_MS - START_MS % BUCKET_MS + BUCKET_MS
@@ -105,7 +105,7 @@ def world() -> World:
 def test_each_message_is_delivered_at_its_millisecond_across_a_bucket_boundary(world: World) -> None:
     dues = [EDGE_MS - 2, EDGE_MS - 1, EDGE_MS, EDGE_MS, EDGE_MS + 1, EDGE_MS + BUCKET_MS]
     world.clock.now_ms = EDGE_MS - 1_500
-    world.store.schedule("s", [chunk(*enumerate(dues, start=1))])
+    world.store.schedule("s", transaction(*enumerate(dues, start=1)))
     totals = world.loop().run()
     assert [(at_ms, text) for at_ms, text, _ in world.sink.seen] == [
         (due_ms, f"message {line}") for line, due_ms in enumerate(dues, start=1)
@@ -114,13 +114,13 @@ def test_each_message_is_delivered_at_its_millisecond_across_a_bucket_boundary(w
 
 
 def test_it_sleeps_to_the_next_due_time_and_never_longer_than_the_cap(world: World) -> None:
-    world.store.schedule("s", [chunk((1, START_MS + 2_300))])
+    world.store.schedule("s", transaction((1, START_MS + 2_300)))
     world.loop().run()
     assert world.waits == [1_000, 1_000, 300]
 
 
 def test_it_sleeps_no_longer_than_to_the_end_of_the_first_lease(world: World) -> None:
-    world.store.schedule("s", [chunk((1, START_MS))])
+    world.store.schedule("s", transaction((1, START_MS)))
     assert world.new_store().claim("dead:0").claim is not None
     world.clock.advance_ms(LEASE_MS - 1_300)
     world.loop().run()
@@ -128,7 +128,7 @@ def test_it_sleeps_no_longer_than_to_the_end_of_the_first_lease(world: World) ->
 
 
 def test_no_two_passes_ask_under_the_same_name(world: World) -> None:
-    world.store.schedule("s", [chunk(*((line, START_MS + line) for line in range(1, 31)))])
+    world.store.schedule("s", transaction(*((line, START_MS + line) for line in range(1, 31))))
     names = []
 
     class Named(RedisStore):
@@ -144,9 +144,9 @@ def test_no_two_passes_ask_under_the_same_name(world: World) -> None:
 
 def test_a_late_arrival_in_an_older_bucket_is_delivered_before_what_waits(world: World) -> None:
     world.clock.now_ms = EDGE_MS + 10
-    world.store.schedule("s", [chunk((1, EDGE_MS + 500))])
+    world.store.schedule("s", transaction((1, EDGE_MS + 500)))
     world.on_wait = lambda: (
-        world.store.schedule("s", [chunk((1, EDGE_MS - BUCKET_MS), token="Q" * 14)]) and None
+        world.store.schedule("s", transaction((1, EDGE_MS - BUCKET_MS), token="Q" * 14)) and None
         if len(world.waits) == 1
         else None
     )
@@ -156,21 +156,21 @@ def test_a_late_arrival_in_an_older_bucket_is_delivered_before_what_waits(world:
 
 
 def test_once_delivers_what_is_due_and_leaves_the_rest(world: World) -> None:
-    world.store.schedule("s", [chunk(*((line, START_MS) for line in range(1, 26)), (26, START_MS + 1))])
+    world.store.schedule("s", transaction(*((line, START_MS) for line in range(1, 26)), (26, START_MS + 1)))
     world.loop(until="now").run()
     assert len(world.sink.seen) == 25
     assert world.store.stats().scheduled == 1
 
 
 def test_until_empty_waits_for_the_claims_of_others(world: World) -> None:
-    world.store.schedule("s", [chunk((1, START_MS))])
+    world.store.schedule("s", transaction((1, START_MS)))
     assert world.new_store().claim("dead:0").claim is not None
     world.loop().run()
     assert [(at_ms, attempt) for at_ms, _, attempt in world.sink.seen] == [(START_MS + LEASE_MS, 2)]
 
 
 def test_a_loop_that_died_between_delivery_and_acknowledgement_is_taken_over(world: World) -> None:
-    world.store.schedule("s", [chunk((1, START_MS), (2, START_MS))])
+    world.store.schedule("s", transaction((1, START_MS), (2, START_MS)))
 
     class Dying(RedisStore):
         def ack(self, claim: Claim, delivered: int, caller_ids: Sequence[str]) -> bool:
@@ -186,7 +186,7 @@ def test_a_loop_that_died_between_delivery_and_acknowledgement_is_taken_over(wor
 
 
 def test_a_stop_finishes_what_is_in_hand(world: World) -> None:
-    world.store.schedule("s", [chunk(*((line, START_MS) for line in range(1, 26)))])
+    world.store.schedule("s", transaction(*((line, START_MS) for line in range(1, 26))))
 
     def stop_at_the_third() -> None:
         world.stop = world.stop or len(world.sink.seen) == 2
@@ -198,7 +198,7 @@ def test_a_stop_finishes_what_is_in_hand(world: World) -> None:
 
 
 def test_a_stop_does_not_wait_for_a_sink_that_is_blocked_and_gives_the_rest_back(world: World) -> None:
-    world.store.schedule("s", [chunk(*((line, START_MS) for line in range(1, 6)))])
+    world.store.schedule("s", transaction(*((line, START_MS) for line in range(1, 6))))
 
     def block_at_the_third() -> None:
         world.stop = world.sink.blocked = len(world.sink.seen) == 2
@@ -211,7 +211,7 @@ def test_a_stop_does_not_wait_for_a_sink_that_is_blocked_and_gives_the_rest_back
 
 
 def test_a_closed_sink_gives_everything_of_the_claim_back(world: World) -> None:
-    world.store.schedule("s", [chunk((1, START_MS), (2, START_MS))])
+    world.store.schedule("s", transaction((1, START_MS), (2, START_MS)))
 
     def close() -> None:
         raise SinkClosed("Nobody reads.", 1)
@@ -224,7 +224,7 @@ def test_a_closed_sink_gives_everything_of_the_claim_back(world: World) -> None:
 
 
 def test_nothing_is_begun_after_the_lease(world: World) -> None:
-    world.store.schedule("s", [chunk((1, START_MS), (2, START_MS), (3, START_MS))])
+    world.store.schedule("s", transaction((1, START_MS), (2, START_MS), (3, START_MS)))
     world.sink.on_deliver = lambda: world.clock.advance_ms(20_000) if len(world.sink.seen) < 2 else None
     totals = world.loop().run()
     assert world.texts() == ["message 1", "message 1", "message 2", "message 3"]
@@ -232,7 +232,7 @@ def test_nothing_is_begun_after_the_lease(world: World) -> None:
 
 
 def test_a_delivery_that_took_longer_than_the_lease_is_stale(world: World) -> None:
-    world.store.schedule("s", [chunk((1, START_MS))])
+    world.store.schedule("s", transaction((1, START_MS)))
     seen = world.sink.seen
 
     class Slow(RecordingSink):
@@ -251,13 +251,13 @@ def test_a_delivery_that_took_longer_than_the_lease_is_stale(world: World) -> No
 
 
 def test_once_ends_although_more_keeps_coming(world: World) -> None:
-    world.store.schedule("s", [chunk(*((line, START_MS) for line in range(1, 11)))])
+    world.store.schedule("s", transaction(*((line, START_MS) for line in range(1, 11))))
     sources = iter(range(1_000))
 
     def more() -> None:
         world.clock.advance_ms(1)
         token = f"{next(sources):014d}"
-        world.store.schedule("s", [chunk(*((line, world.clock.now_ms) for line in range(1, 11)), token=token)])
+        world.store.schedule("s", transaction(*((line, world.clock.now_ms) for line in range(1, 11)), token=token))
 
     world.sink.on_deliver = more
     world.loop(until="now").run()
@@ -292,7 +292,7 @@ class Flaky:
 
 @pytest.mark.parametrize("fault", ["before", "after"])
 def test_a_claim_that_failed_costs_no_lease(world: World, fault: str) -> None:
-    world.store.schedule("s", [chunk((1, START_MS))])
+    world.store.schedule("s", transaction((1, START_MS)))
     world.loop(store=Flaky(world.store, {"claim": [fault, fault]})).run()
     assert world.texts() == ["message 1"]
     assert world.clock.now_ms < START_MS + 1_000
@@ -300,7 +300,7 @@ def test_a_claim_that_failed_costs_no_lease(world: World, fault: str) -> None:
 
 @pytest.mark.parametrize("fault", ["before", "after"])
 def test_an_acknowledgement_that_failed_is_made_again(world: World, fault: str) -> None:
-    world.store.schedule("s", [chunk((1, START_MS), (2, START_MS))])
+    world.store.schedule("s", transaction((1, START_MS), (2, START_MS)))
     totals = world.loop(store=Flaky(world.store, {"ack": [fault, fault]})).run()
     assert world.texts() == ["message 1", "message 2"]
     assert (totals.delivered, world.store.stats().counters["delivered"]) == (2, 2)

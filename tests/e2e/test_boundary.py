@@ -12,7 +12,7 @@ from pipeline.core.clock import SystemClock
 from pipeline.core.messages import encode_member
 from pipeline.drain.loop import DrainLoop
 from pipeline.sinks.screen import ScreenSink
-from pipeline.store.base import Chunk, Group
+from pipeline.store.base import NO_FENCE, FenceMove, Group, Transaction
 from pipeline.store.connection import connect
 from pipeline.store.doorbell import Doorbell
 from pipeline.store.keys import Keys
@@ -51,8 +51,8 @@ def test_a_thousand_messages_in_a_minute_come_once_each_in_order_none_early() ->
             pairs = [
                 part for n, due_ms in of_bucket for part in (b"%d" % due_ms, encode_member(f"{TOKEN}{n:08x}", str(n)))
             ]
-            last = of_bucket[-1][0] + 1
-            store.schedule("s", [Chunk(TOKEN, of_bucket[0][0], last, 0, [Group(start_ms, pairs)], [])])
+            move = FenceMove(f"{TOKEN}.{start_ms}", NO_FENCE, "all")
+            store.schedule("s", Transaction([move], [Group(start_ms, pairs)], [], 0))
         reader, writer = os.pipe()
         received: list[bytes] = []
         with os.fdopen(reader, "rb") as stream:

@@ -1,11 +1,12 @@
-"""File rows for the transforms, from bytes."""
+"""Landing files for the tests, from bytes."""
 
 from collections.abc import Sequence
 
-from pyspark.sql import DataFrame, Row, SparkSession
-from pyspark.sql import functions as F
+from pyspark.sql import DataFrame, SparkSession
 
-from pipeline.ingest.transforms import select_line_rows
+from pipeline.core.validation import Kind
+from pipeline.ingest.parsing import FileText, ParsedPiece, parse_file
+from pipeline.ingest.schemas import FILE_ROW
 
 ARRIVAL_MS = 1_700_000_000_123
 TOKEN = "OZ0aaaabbbbbbb"
@@ -14,19 +15,17 @@ FileParts = tuple[str, int, str, bytes]
 
 
 def file_rows(spark: SparkSession, files: Sequence[FileParts], arrival_ms: int = ARRIVAL_MS) -> DataFrame:
-    """Make file rows of (token, first line, kind, content); the content may be any bytes."""
-    rows = [(token, first_line, kind, bytearray(content)) for token, first_line, kind, content in files]
-    frame = spark.createDataFrame(rows, "file_token string, first_line long, kind string, content binary")
-    return frame.select(
-        F.col("content").cast("string").alias("value"),
-        "file_token",
-        "first_line",
-        "kind",
-        F.lit("a.jsonl").alias("file_name"),
-        F.lit(arrival_ms).cast("bigint").alias("file_arrival_ms"),
-    )
+    """Make file rows of (token, first line, kind, content)."""
+    rows = [
+        (bytearray(content), token, first_line, kind, "a.jsonl", arrival_ms)
+        for token, first_line, kind, content in files
+    ]
+    return spark.createDataFrame(rows, FILE_ROW)
 
 
-def line_rows(spark: SparkSession, files: Sequence[FileParts], arrival_ms: int = ARRIVAL_MS) -> list[Row]:
-    """Run the whole way and bring the rows back."""
-    return file_rows(spark, files, arrival_ms).transform(select_line_rows).collect()
+def parsed(
+    content: bytes, kind: Kind = "json", first_line: int = 1, arrival_ms: int = ARRIVAL_MS, token: str = TOKEN
+) -> ParsedPiece:
+    """Parse a file that is one piece."""
+    (piece,) = parse_file(FileText(token, first_line, kind, "a.jsonl", arrival_ms, content))
+    return piece

@@ -1,68 +1,76 @@
-"""The Column form of the rules: the same table as the Python form, and the same answers on lines that nobody thought of."""
+"""The rules as files are parsed: the table of cases, and the same answers as the reference on lines that nobody thought of."""
 
 import json
-from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from pyspark.sql import Row, SparkSession
 
-from pipeline.core.buckets import bucket_start_ms
-from pipeline.core.ids import encode_token, message_id
-from pipeline.core.messages import MessageRequest, Reason, encode_member
-from pipeline.core.validation import validate_line
-from pipeline.ingest.rejects import reject_record
-from pipeline.ingest.schemas import OUTCOME_BLANK, OUTCOME_OK, OUTCOME_REJECTED
+from pipeline.core.ids import message_id
+from pipeline.core.messages import MessageRequest, Reason, Rejection, encode_member
+from pipeline.core.validation import Kind, validate_line
+from pipeline.ingest.parsing import ParsedPiece, fast_request
 from tests.cases.requests import CASES, Case
-from tests.ingest.files import ARRIVAL_MS, FileParts, line_rows
-
-# Each case is a file of its own. The empty line in front keeps a byte order mark of the case from being the file's.
-_TOKENS = [encode_token(number, 7) for number in range(len(CASES))]
+from tests.ingest.files import ARRIVAL_MS, TOKEN, parsed
 
 
-def _file_of(token: str, case: Case) -> FileParts:
-    stamp = f"{case.arrival_ms}\t".encode() if case.kind == "sock" else b""
-    header = (case.header or "").encode() if case.kind == "csv" else b""
-    return (token, 2 if case.kind == "csv" else 1, case.kind, header + b"\n" + stamp + case.line + b"\n")
+def parse_line(line: bytes, kind: Kind, arrival_ms: int, header: str | None) -> ParsedPiece:
+    """Parse a file with one line, its second: the first keeps a byte order mark of the line from being the file's."""
+    stamp = f"{arrival_ms}\t".encode() if kind == "sock" else b""
+    first = (header or "").encode() if kind == "csv" else b""
+    return parsed(first + b"\n" + stamp + line + b"\n", kind, 2 if kind == "csv" else 1, arrival_ms)
 
 
-def _expected(request: MessageRequest, row: Row) -> dict[str, object]:
-    member = encode_member(
-        message_id(row.file_token, 2), request.message, request.topic, request.caller_id, request.headers
+def assert_is(piece: ParsedPiece, expected: MessageRequest | Reason | None, line: bytes) -> None:
+    """Compare what was parsed with what the reference says."""
+    if isinstance(expected, MessageRequest):
+        member = encode_member(
+            message_id(TOKEN, 2), expected.message, expected.topic, expected.caller_id, expected.headers
+        )
+        found = (piece.due_ms, piece.members, piece.caller_ids, piece.rejected)
+        ids = {} if expected.caller_id is None else {0: expected.caller_id}
+        assert found == ([expected.due_ms], [member], ids, []), line
+        return
+    assert piece.members == [], line
+    assert [(r.line_no, r.rejection.reason, r.raw) for r in piece.rejected] == (
+        [] if expected is None else [(2, expected, line.decode(errors="replace"))]
     )
-    return {
-        "outcome": OUTCOME_OK,
-        "due_ms": request.due_ms,
-        "bucket_start_ms": bucket_start_ms(request.due_ms),
-        "member": member.decode(),
-        "caller_id": request.caller_id,
-        "raw": None,
-        "reason": None,
-    }
 
 
-@pytest.fixture(scope="module")
-def judged(spark: SparkSession) -> dict[str, Row]:
-    rows = line_rows(spark, [_file_of(token, case) for token, case in zip(_TOKENS, CASES, strict=True)])
-    return {row.file_token: row for row in rows if row.line_no == 2}
+@pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
+def test_every_line_of_the_table_is_judged_as_written(case: Case) -> None:
+    assert_is(parse_line(case.line, case.kind, case.arrival_ms, case.header), case.expected, case.line)
 
 
-@pytest.mark.parametrize(("token", "case"), list(zip(_TOKENS, CASES, strict=True)), ids=[case.name for case in CASES])
-def test_the_column_form_judges_every_line_of_the_table_as_written(
-    judged: dict[str, Row], token: str, case: Case
-) -> None:
-    row = judged[token]
-    if case.expected is None:
-        assert row.outcome == OUTCOME_BLANK
-    elif isinstance(case.expected, Reason):
-        assert row.outcome == OUTCOME_REJECTED
-        assert row.raw == case.line.decode(errors="replace")
-        assert reject_record(row.asDict())["reason"] == case.expected
-        assert (row.due_ms, row.bucket_start_ms, row.member, row.caller_id) == (None, None, None, None)
-    else:
-        found = {name: row[name] for name in _expected(case.expected, row)}
-        assert found == _expected(case.expected, row)
+@pytest.mark.parametrize(
+    "line",
+    [
+        b'{"message":"m","delay_sec":5}',
+        b' { "delay_sec" : 5 , "message" : "m" } \r',
+        '{"message":"\u00e9\U0001f600","due":5}'.encode(),
+        b'{"message":"a\\"b\\\\","due":"2026-01-01T00:00:00Z"}',
+        b'{"message":"\\u00e9\\ud83d\\ude00","countdown":0}',
+        b'{"message":"m","due":5,"id":"a","topic":"t","headers":{"a":"\\"","b":"c"}}',
+    ],
+)
+def test_the_usual_lines_take_the_fast_form(line: bytes) -> None:
+    assert fast_request(line, ARRIVAL_MS) is not None
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b'{"message":"m","message":"n","due":5}',
+        b'{"message":"m","due":5,"due":5}',
+        b'{"message":"\\u0022\\u0022","message":"n","due":5}',
+        b'{"message":"n","message":"\\u0022\\u0022","due":5}',
+        b'{"message":"m","due":5,"headers":{"a":"b","a":"c"}}',
+        b'{"message":"m","due":5,"headers":{"a":"\\u0022\\u0022\\u0022\\u0022","a":"c"}}',
+    ],
+)
+def test_a_name_that_is_there_twice_never_takes_the_fast_form(line: bytes) -> None:
+    assert fast_request(line, ARRIVAL_MS) is None
+    assert_is(parse_line(line, "json", ARRIVAL_MS, None), Reason.DUPLICATE_KEY, line)
 
 
 _TEXTS = st.one_of(
@@ -161,30 +169,21 @@ _LINE_CASES = st.one_of(
 )
 
 
-@settings(
-    max_examples=40,
-    deadline=None,
-    phases=[Phase.explicit, Phase.generate],
-    suppress_health_check=list(HealthCheck),
-)
-@given(st.data())
-def test_both_forms_agree_on_lines_that_nobody_thought_of(spark: SparkSession, data: st.DataObject) -> None:
-    # One Spark job for many lines; Hypothesis would not make that many in one example.
-    cases: list[Any] = [data.draw(_LINE_CASES) for _ in range(60)]
-    tokens = [encode_token(number, 8) for number in range(len(cases))]
-    files = [
-        (token, 2 if kind == "csv" else 1, kind, header.encode() + b"\n" + line + b"\n")
-        for token, (kind, header, line) in zip(tokens, cases, strict=True)
-    ]
-    rows = {row.file_token: row for row in line_rows(spark, files) if row.line_no == 2}
-    for token, (kind, header, line) in zip(tokens, cases, strict=True):
-        row = rows[token]
-        wanted = validate_line(line, kind, ARRIVAL_MS, header)
-        if wanted is None:
-            assert row.outcome == OUTCOME_BLANK, (kind, header, line)
-        elif isinstance(wanted, MessageRequest):
-            found = {name: row[name] for name in _expected(wanted, row)}
-            assert found == _expected(wanted, row), (kind, header, line)
-        else:
-            assert row.outcome == OUTCOME_REJECTED, (kind, header, line, wanted)
-            assert reject_record(row.asDict())["reason"] != Reason.UNEXPLAINED, (kind, header, line, wanted)
+@settings(max_examples=1_000, deadline=None)
+@given(_LINE_CASES)
+@example(("json", "", b'{"message":"\\u0022","due":5,"due":6}'))
+def test_parsing_agrees_with_the_reference_on_lines_that_nobody_thought_of(case: tuple[Kind, str, bytes]) -> None:
+    kind, header, line = case
+    judged = validate_line(line, kind, ARRIVAL_MS, header)
+    expected = judged.reason if isinstance(judged, Rejection) else judged
+    assert_is(parse_line(line, kind, ARRIVAL_MS, header), expected, line)
+
+
+@settings(max_examples=1_000, deadline=None)
+@given(_WHOLE_LINES.map(_as_bytes))
+def test_the_fast_form_takes_only_what_the_reference_takes(line: bytes) -> None:
+    found = fast_request(line, ARRIVAL_MS)
+    if found is not None:
+        judged = validate_line(line, "json", ARRIVAL_MS)
+        assert isinstance(judged, MessageRequest)
+        assert (judged.due_ms, judged.message) == (found[0], found[1].message)

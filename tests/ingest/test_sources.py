@@ -10,7 +10,6 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, Row, SparkSession
 
 from pipeline.core.ids import encode_token
-from pipeline.ingest.schemas import OUTCOME_OK
 from pipeline.ingest.sources import read_direct, read_landing
 from pipeline.ingest.transforms import select_line_rows
 
@@ -34,6 +33,10 @@ def _fill_landing(landing: Path) -> None:
     _put(landing / f"{encode_token(ARRIVAL_MS + 10, 5)}.1.sock.host=3A9999", (b"77\t" + LINE) * 100)
     _put(landing / ".work-of-the-gatekeeper", LINE)
     _put(landing / "foreign.jsonl", LINE)
+
+
+def _sorted(rows: list[Row]) -> list[str]:
+    return sorted(str(row) for row in rows)
 
 
 class _BrokenError(Exception):
@@ -73,15 +76,15 @@ def _read_all(
 @pytest.mark.parametrize("folder", ["landing", ".landing", "with [brackets] {and} *stars*"])
 def test_a_landing_folder_is_read_whatever_its_name(spark: SparkSession, tmp_path: Path, folder: str) -> None:
     _put(tmp_path / folder / f"{encode_token(ARRIVAL_MS, 5)}.1.json.a.jsonl", LINE)
-    lines = read_landing(spark, str(tmp_path / folder), 64_000_000).transform(select_line_rows)
-    (row,) = _run(lines, tmp_path / "checkpoint")
-    assert (row.outcome, row.due_ms, row.file_name) == (OUTCOME_OK, ARRIVAL_MS + 1000, "a.jsonl")
+    files = read_landing(spark, str(tmp_path / folder), 64_000_000)
+    (row,) = _run(files, tmp_path / "checkpoint")
+    assert (bytes(row.value), row.file_arrival_ms, row.file_name) == (LINE, ARRIVAL_MS, "a.jsonl")
 
 
 def test_a_replay_with_other_cores_and_splits_gives_the_same_rows(spark: SparkSession, tmp_path: Path) -> None:
     undisturbed = _read_all(spark, tmp_path / "one", 64_000_000)
-    assert len(undisturbed) == 3 * 1500 + 399 + 100
-    assert {row.file_name for row in undisturbed} == {"a b.jsonl", "c.csv", "host:9999"}
+    assert len(undisturbed) == 3 * 1000 + 399 + 100
+    assert {row.reason for row in undisturbed} == {None, "not_json", "not_a_time"}
 
     first_batches: list[Row] = []
     with pytest.raises(StreamingQueryException, match="_BrokenError"):
@@ -103,16 +106,16 @@ def test_a_replay_with_other_cores_and_splits_gives_the_same_rows(spark: SparkSe
             spark.conf.unset(name) if old is None else spark.conf.set(name, old)
     assert first_batches, "the first batch was to be taken in before the second one broke"
     assert replayed, "the batch that broke was to come again"
-    assert sorted(first_batches + replayed) == sorted(undisturbed)
-    assert sorted(whole) == sorted(undisturbed)
+    assert _sorted(first_batches + replayed) == _sorted(undisturbed)
+    assert _sorted(whole) == _sorted(undisturbed)
 
 
 def test_the_plan_has_nothing_that_changes_in_a_replay(spark: SparkSession, tmp_path: Path) -> None:
     landing = tmp_path / "landing"
     landing.mkdir()
-    lines = read_landing(spark, str(landing), 64_000_000).transform(select_line_rows)
-    plan = lines._jdf.queryExecution().analyzed().toString().lower()
-    assert "posexplode" in plan
+    files = read_landing(spark, str(landing), 64_000_000)
+    plan = files._jdf.queryExecution().analyzed().toString().lower()
+    assert "unix_millis" in plan
     assert re.findall(r"\b(?:now|uuid|rand\w*|current_\w+|spark_partition_id|monotonically_\w+)\(", plan) == []
 
 
@@ -120,9 +123,8 @@ def test_old_files_are_not_passed_over(spark: SparkSession, tmp_path: Path) -> N
     landing = tmp_path / "landing"
     for number, arrival_ms in enumerate([ARRIVAL_MS, ARRIVAL_MS - 20 * 365 * 86_400_000]):
         _put(landing / f"{encode_token(number, 5)}.1.json.a", LINE, arrival_ms)
-    lines = read_landing(spark, str(landing), 64_000_000).transform(select_line_rows)
-    rows = _run(lines, tmp_path / "checkpoint")
-    assert {row.arrival_ms for row in rows} == {ARRIVAL_MS, ARRIVAL_MS - 20 * 365 * 86_400_000}
+    rows = _run(read_landing(spark, str(landing), 64_000_000), tmp_path / "checkpoint")
+    assert {row.file_arrival_ms for row in rows} == {ARRIVAL_MS, ARRIVAL_MS - 20 * 365 * 86_400_000}
 
 
 def test_a_directory_is_read_directly(spark: SparkSession, tmp_path: Path) -> None:
@@ -131,12 +133,13 @@ def test_a_directory_is_read_directly(spark: SparkSession, tmp_path: Path) -> No
     _put(inbox / "b.json.gz", gzip.compress(LINE))
     _put(inbox / "c.csv", b"message,due\nm,5\n")
     _put(inbox / "notes.txt", LINE)
-    lines = read_direct(spark, f"file://{inbox}", 64_000_000).transform(select_line_rows)
-    rows = _run(lines, tmp_path / "checkpoint")
-    assert {(row.file_name, row.line_no, row.outcome) for row in rows} == {
-        ("a b.jsonl", 1, OUTCOME_OK),
-        ("b.json.gz", 1, OUTCOME_OK),
-        ("c.csv", 2, OUTCOME_OK),
+    files = read_direct(spark, f"file://{inbox}", 64_000_000)
+    rows = _run(files, tmp_path / "checkpoint")
+    assert {(row.file_name, row.first_line, row.kind) for row in rows} == {
+        ("a b.jsonl", 1, "json"),
+        ("b.json.gz", 1, "json"),
+        ("c.csv", 2, "csv"),
     }
-    again = _run(lines, tmp_path / "other-checkpoint")
+    assert {bytes(row.value) for row in rows} == {LINE, b"message,due\nm,5\n"}
+    again = _run(files, tmp_path / "other-checkpoint")
     assert sorted(again) == sorted(rows)

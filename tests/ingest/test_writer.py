@@ -10,9 +10,9 @@ from pyspark.sql import SparkSession
 
 from pipeline.config import RedisSettings
 from pipeline.core.clock import SystemClock
-from pipeline.ingest.rejects import RejectsWriter, reject_record
+from pipeline.ingest.rejects import RejectsWriter
 from pipeline.ingest.writer import BatchWriter, WriterSettings, open_store
-from tests.ingest.files import ARRIVAL_MS, TOKEN, file_rows
+from tests.ingest.files import TOKEN, file_rows
 from tests.servers import RealServer, real_server
 
 CONTENT = b"""{"message":"first","delay_sec":1}
@@ -33,14 +33,12 @@ def server() -> Iterator[RealServer]:
 @pytest.fixture
 def settings(server: RealServer, tmp_path: Path) -> WriterSettings:
     redis = RedisSettings(url=server.url, namespace=f"test-{uuid.uuid4().hex}")
-    return WriterSettings(redis, "source", str(tmp_path / "rejects"), chunk_lines=2)
+    return WriterSettings(redis, "source", str(tmp_path / "rejects"), transaction_messages=2)
 
 
 def write(spark: SparkSession, settings: WriterSettings, *contents: bytes) -> None:
-    from pipeline.ingest.transforms import select_line_rows
-
     files = [(f"{TOKEN[:-1]}{number}", 1, "json", content) for number, content in enumerate(contents)]
-    BatchWriter(settings, SystemClock())(file_rows(spark, files).transform(select_line_rows), 0)
+    BatchWriter(settings, SystemClock())(file_rows(spark, files), 0)
 
 
 def members(settings: WriterSettings) -> list[str]:
@@ -78,7 +76,7 @@ def test_a_batch_is_stored_its_rejects_written_and_a_replay_stores_nothing(
 def test_several_files_in_one_batch_keep_their_own_fences(spark: SparkSession, settings: WriterSettings) -> None:
     write(spark, settings, b'{"message":"a","due":1}\n' * 5, b'{"message":"b","due":1}\n', b"\n\n", b"")
     assert sorted(members(settings)) == ["ma"] * 5 + ["mb"]
-    assert len(list(open_store(settings.redis).fenced_tokens("source"))) == 3
+    assert len(list(open_store(settings.redis).fenced_tokens("source"))) == 4
 
 
 def test_rejects_of_a_file_are_put_in_place_whole(tmp_path: Path) -> None:
@@ -91,18 +89,3 @@ def test_rejects_of_a_file_are_put_in_place_whole(tmp_path: Path) -> None:
     writer.close()
     assert (tmp_path / "rejects" / "one.jsonl").read_text() == '{"line": 1}\n{"line": 2}\n'
     assert len(list((tmp_path / "rejects").iterdir())) == 1
-
-
-@pytest.mark.parametrize(
-    ("raw", "reason", "found"),
-    [
-        ("{}", None, "missing_message"),
-        ("\ufffd", "not_utf8", "not_utf8"),
-        ('{"message":"m","due":1}', None, "unexplained"),
-    ],
-)
-def test_every_refused_line_has_a_reason_and_a_sentence(raw: str, reason: str | None, found: str) -> None:
-    row = {"raw": raw, "kind": "json", "arrival_ms": ARRIVAL_MS, "header": None, "reason": reason}
-    record = reject_record({**row, "file_name": "a.json", "line_no": 7})
-    assert (record["reason"], record["line"]) == (found, 7)
-    assert record["detail"].endswith(".")

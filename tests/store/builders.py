@@ -2,7 +2,7 @@
 
 from collections import defaultdict
 
-from pipeline.store.base import Chunk, Group, IdentifiedMessage
+from pipeline.store.base import NO_FENCE, FenceMove, Group, IdentifiedMessage, Transaction
 
 BUCKET_MS = 600_000
 TOKEN = "P" * 14
@@ -12,27 +12,24 @@ def member(line: int, text: str = "", token: str = TOKEN) -> bytes:
     return f"{token}{line:08x}m{text or f'message {line}'}".encode()
 
 
-def chunk(
+def transaction(
     *rows: tuple[int, int],
-    previous_line: int = 0,
-    last_line: int | None = None,
+    before: str = NO_FENCE,
+    after: str = "all",
     rejected: int = 0,
     identified: tuple[tuple[int, int, str], ...] = (),
     token: str = TOKEN,
-) -> Chunk:
-    """A chunk of (line, due_ms) rows, and of (line, due_ms, caller's id) rows."""
+) -> Transaction:
+    """A transaction of one file: (line, due_ms) rows, and (line, due_ms, caller's id) rows."""
     groups = defaultdict(list)
     for line, due_ms in sorted(rows, key=lambda row: row[1]):
         groups[due_ms - due_ms % BUCKET_MS] += [str(due_ms).encode(), member(line, token=token)]
-    lines = [line for line, *_ in [*rows, *identified]]
-    return Chunk(
-        file_token=token,
-        previous_line=previous_line,
-        last_line=last_line if last_line is not None else max(lines, default=previous_line),
-        rejected=rejected,
+    return Transaction(
+        moves=[FenceMove(token, before, after)],
         groups=[Group(start, pairs) for start, pairs in groups.items()],
         identified=[
             IdentifiedMessage(due_ms - due_ms % BUCKET_MS, due_ms, member(line, token=token), caller_id)
             for line, due_ms, caller_id in identified
         ],
+        rejected=rejected,
     )

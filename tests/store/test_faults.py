@@ -13,7 +13,7 @@ from pipeline.store.doorbell import Doorbell
 from pipeline.store.keys import Keys
 from pipeline.store.redis_store import RedisStore
 from tests.servers import RealServer, real_server
-from tests.store.builders import chunk
+from tests.store.builders import transaction
 from tests.store.conftest import START_MS
 
 
@@ -24,7 +24,7 @@ def open_store(server: RealServer) -> RedisStore:
 def test_what_was_acknowledged_survives_a_kill_of_the_server_and_the_store_goes_on() -> None:
     with real_server() as server:
         store = open_store(server)
-        store.schedule("s", [chunk((1, START_MS), (2, START_MS))])
+        store.schedule("s", transaction((1, START_MS), (2, START_MS)))
         claim = store.claim("loop:0").claim
         assert claim is not None
         assert store.ack(claim, 1, [])
@@ -35,47 +35,53 @@ def test_what_was_acknowledged_survives_a_kill_of_the_server_and_the_store_goes_
         stats = store.stats()
         assert (stats.in_flight, stats.counters["delivered"]) == (1, 1)
         assert store.ack(claim, 2, [])
-        assert store.schedule("s", [chunk((1, START_MS), (2, START_MS))]) == [Scheduled(stored=0, known=2)]
+        assert store.schedule("s", transaction((1, START_MS), (2, START_MS))) is None
 
 
 def test_a_server_that_forgot_the_scripts_is_taught_again() -> None:
     with real_server() as server:
         store = open_store(server)
-        store.schedule("s", [chunk((1, START_MS))])
+        store.schedule("s", transaction((1, START_MS)))
         server.client().script_flush()
         assert store.claim("loop:0").claim is not None
         server.client().script_flush()
-        chunks = [chunk((line, START_MS), token=f"{line:014d}") for line in range(1, 4)]
-        assert [s.stored for s in store.schedule("s", chunks)] == [1, 1, 1]
+        assert store.schedule("s", transaction((2, START_MS), token="Q" * 14)) == Scheduled(stored=1, known=0)
 
 
-def test_a_full_server_stores_nothing_of_a_chunk_but_lets_messages_out() -> None:
+def test_a_full_server_stores_nothing_of_a_transaction_but_lets_messages_out() -> None:
     with real_server() as server:
         store = open_store(server)
-        store.schedule("s", [chunk((1, START_MS))])
+        store.schedule("s", transaction((1, START_MS)))
         server.client().config_set("maxmemory", "1")
         rows = [(line, START_MS) for line in range(2, 100)]
+        full = transaction(*rows, identified=((100, START_MS, "a"),), before="all", after="more")
         with pytest.raises(StoreUnavailable, match="maxmemory"):
-            store.schedule("s", [chunk(*rows, previous_line=1)])
+            store.schedule("s", full)
+        with pytest.raises(StoreUnavailable, match="maxmemory"):
+            store.schedule("s", transaction(identified=((100, START_MS, "a"),), before="all", after="more"))
         claim = store.claim("loop:0").claim
         assert claim is not None
         assert store.ack(claim, 1, [])
         server.client().config_set("maxmemory", "0")
         assert store.stats().scheduled == 0
-        assert store.schedule("s", [chunk(*rows, previous_line=1)]) == [Scheduled(stored=98, known=0)]
+        assert store.schedule("s", full) == Scheduled(stored=99, known=0)
 
 
 def test_two_writers_of_the_same_file_at_the_same_time_store_it_once(server: RealServer) -> None:
     keys = Keys("test-two-writers")
     client = server.client()
-    chunks = [chunk(*((line, START_MS) for line in range(n, n + 50)), previous_line=n - 1) for n in range(1, 5_000, 50)]
+    steps = range(100)  # each step is a transaction of 50 lines; the fence is the step's number
     together = threading.Barrier(4)
     stored: list[int] = []
 
     def write() -> None:
         store = RedisStore(connect(RedisSettings(url=server.url)), keys)
         together.wait()
-        stored.extend(result.stored for one in chunks for result in store.schedule("s", [one]))
+        for step in steps:
+            rows = [(step * 50 + line, START_MS) for line in range(50)]
+            move = {"before": str(step) if step else "", "after": str(step + 1)}
+            done = store.schedule("s", transaction(*rows, **move))
+            stored.append(done.stored if done else 0)
 
     writers = [threading.Thread(target=write) for _ in range(4)]
     for writer in writers:
@@ -89,7 +95,7 @@ def test_two_writers_of_the_same_file_at_the_same_time_store_it_once(server: Rea
 def test_eight_loops_share_messages_without_a_copy(server: RealServer) -> None:
     keys = Keys("test-eight-loops")
     client = server.client()
-    RedisStore(client, keys).schedule("s", [chunk(*((line, START_MS) for line in range(1, 4_001)))])
+    RedisStore(client, keys).schedule("s", transaction(*((line, START_MS) for line in range(1, 4_001))))
     seen: list[bytes] = []
 
     def drain(loop: int) -> None:

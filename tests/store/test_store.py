@@ -1,10 +1,12 @@
-"""The seven verbs, on fakeredis and on a real server."""
+"""The verbs, on fakeredis and on a real server."""
+
+from dataclasses import replace
 
 import pytest
 
 from pipeline.core.errors import StoreProtocolError
 from pipeline.store.base import Claim, Scheduled, Store
-from tests.store.builders import BUCKET_MS, chunk, member
+from tests.store.builders import BUCKET_MS, TOKEN, member, transaction
 from tests.store.conftest import START_MS, Bench
 
 EDGE_MS = START_MS - START_MS % BUCKET_MS + BUCKET_MS  # where the next bucket begins
@@ -23,95 +25,118 @@ def must_claim(store: Store, name: str) -> Claim:
 
 class TestSchedule:
     def test_a_message_is_scored_with_its_due_time_in_its_bucket(self, bench: Bench) -> None:
-        assert bench.store().schedule("s", [chunk((1, START_MS + 5))]) == [Scheduled(stored=1, known=0)]
+        assert bench.store().schedule("s", transaction((1, START_MS + 5))) == Scheduled(stored=1, known=0)
         start = START_MS - START_MS % BUCKET_MS
         assert bench.client.zrange(bench.keys.bucket(start), 0, -1, withscores=True) == [(member(1), START_MS + 5)]
         assert bench.client.zrange(bench.keys.buckets(), 0, -1, withscores=True) == [(str(start).encode(), start)]
 
-    def test_the_same_chunk_again_stores_nothing(self, bench: Bench) -> None:
-        bench.store().schedule("s", [chunk((1, START_MS), (2, START_MS))])
-        assert bench.store().schedule("s", [chunk((1, START_MS), (2, START_MS))]) == [Scheduled(stored=0, known=2)]
+    def test_the_same_transaction_again_stores_nothing(self, bench: Bench) -> None:
+        bench.store().schedule("s", transaction((1, START_MS), (2, START_MS)))
+        assert bench.store().schedule("s", transaction((1, START_MS), (2, START_MS))) is None
+        assert bench.store().stats().scheduled == 2
 
     def test_a_replay_after_delivery_stores_nothing(self, bench: Bench) -> None:
         store = bench.store()
-        store.schedule("s", [chunk((1, START_MS))])
+        store.schedule("s", transaction((1, START_MS)))
         assert store.ack(must_claim(store, "loop:0"), 1, [])
-        assert store.schedule("s", [chunk((1, START_MS))]) == [Scheduled(stored=0, known=1)]
+        assert store.schedule("s", transaction((1, START_MS))) is None
         assert claim_all(store, "loop:1") == []
 
-    def test_a_chunk_that_was_cut_elsewhere_before_stores_what_lies_behind_the_fence(self, bench: Bench) -> None:
+    def test_a_transaction_moves_its_fence_and_the_next_goes_on_from_there(self, bench: Bench) -> None:
         store = bench.store()
-        store.schedule("s", [chunk((1, START_MS), (2, START_MS))])
-        rows = [(line, START_MS) for line in (1, 2, 3, 4)]
-        assert store.schedule("s", [chunk(*rows)]) == [Scheduled(stored=2, known=2)]
-        assert [m for _, m in claim_all(store)] == [member(line) for line in (1, 2, 3, 4)]
+        assert store.fences("s", [TOKEN]) == [""]
+        assert store.schedule("s", transaction((1, START_MS), after="5 1"))
+        assert store.fences("s", [TOKEN, "Q" * 14]) == ["5 1", ""]
+        assert store.schedule("s", transaction((2, START_MS), before="5 1", after="all"))
+        assert store.fences("s", [TOKEN]) == ["all"]
+        assert store.stats().scheduled == 2
 
-    def test_a_gap_is_refused_and_stores_nothing(self, bench: Bench) -> None:
-        with pytest.raises(StoreProtocolError, match="Lines after 2"):
-            bench.store().schedule("s", [chunk((3, START_MS), previous_line=2)])
-        assert bench.names() == set()
+    @pytest.mark.parametrize("before", ["", "5 1", "all"])
+    def test_a_fence_that_is_elsewhere_refuses_the_whole_transaction(self, bench: Bench, before: str) -> None:
+        store = bench.store()
+        store.schedule("s", transaction(after="4 1"))
+        refused = transaction((1, START_MS), identified=((2, START_MS, "a"),), before=before, rejected=1)
+        assert store.schedule("s", refused) is None
+        assert (store.stats().scheduled, store.stats().counters, store.fences("s", [TOKEN])) == (0, {}, ["4 1"])
 
-    def test_rejected_lines_move_the_fence_and_are_counted_once(self, bench: Bench) -> None:
+    def test_one_fence_of_several_that_is_elsewhere_refuses_all(self, bench: Bench) -> None:
+        store = bench.store()
+        store.schedule("s", transaction(token="Q" * 14))
+        one, other = transaction((1, START_MS)), transaction(token="Q" * 14)
+        assert store.schedule("s", replace(one, moves=[*one.moves, *other.moves])) is None
+        assert store.fences("s", [TOKEN]) == [""]
+
+    def test_rejected_lines_are_counted_with_the_fence(self, bench: Bench) -> None:
         store = bench.store()
         for _ in range(2):
-            store.schedule("s", [chunk(last_line=7, rejected=7)])
-        assert store.stats().counters == {"stored": 0, "rejected": 7}
-        store.schedule("s", [chunk((8, START_MS), previous_line=7)])
-        assert store.stats().scheduled == 1
+            store.schedule("s", transaction(rejected=7))
+        assert store.stats().counters == {"rejected": 7}
+
+    def test_fences_are_walked_and_forgotten(self, bench: Bench) -> None:
+        store = bench.store()
+        tokens = [f"{number:014d}" for number in range(3)]
+        for token in tokens:
+            store.schedule("s", transaction((1, START_MS), token=token))
+        assert sorted(store.fenced_tokens("s")) == tokens
+        store.forget_fences("s", tokens[:2])
+        assert list(store.fenced_tokens("s")) == tokens[2:]
+        assert store.fences("s", tokens) == ["", "", "all"]
 
     def test_two_lines_with_the_same_text_are_two_messages(self, bench: Bench) -> None:
-        bench.store().schedule("s", [chunk((1, START_MS), (2, START_MS))])
+        bench.store().schedule("s", transaction((1, START_MS), (2, START_MS)))
         assert bench.store().stats().scheduled == 2
 
     def test_files_and_sources_have_fences_of_their_own(self, bench: Bench) -> None:
         store = bench.store()
-        store.schedule("s", [chunk((1, START_MS)), chunk((1, START_MS), token="Q" * 14)])
-        store.schedule("other", [chunk((1, START_MS + 1), token="R" * 14)])
+        store.schedule("s", transaction((1, START_MS)))
+        store.schedule("s", transaction((1, START_MS), token="Q" * 14))
+        store.schedule("other", transaction((1, START_MS + 1), token="R" * 14))
         assert store.stats().scheduled == 3
 
     def test_an_id_of_the_caller_is_stored_once_wherever_it_comes_again(self, bench: Bench) -> None:
         store = bench.store()
-        first = chunk(identified=((1, START_MS, "order-1"), (2, START_MS, "order-1"), (3, START_MS, "order-2")))
-        assert store.schedule("s", [first]) == [Scheduled(stored=2, known=1)]
-        other = chunk(identified=((1, START_MS, "order-2"),), token="Q" * 14)
-        assert store.schedule("s", [other]) == [Scheduled(stored=0, known=1)]
+        first = transaction(identified=((1, START_MS, "order-1"), (2, START_MS, "order-1"), (3, START_MS, "order-2")))
+        assert store.schedule("s", first) == Scheduled(stored=2, known=1)
+        other = transaction(identified=((1, START_MS, "order-2"),), token="Q" * 14)
+        assert store.schedule("s", other) == Scheduled(stored=0, known=1)
 
     def test_an_id_is_known_until_its_time_after_delivery_is_over(self, bench: Bench) -> None:
         store = bench.store(id_memory_sec=10)
-        store.schedule("s", [chunk(identified=((1, START_MS, "order-1"), (2, START_MS, "order-2")))])
+        store.schedule("s", transaction(identified=((1, START_MS, "order-1"), (2, START_MS, "order-2"))))
         assert store.ack(must_claim(store, "loop:0"), 2, ["order-1", "order-2"])
         bench.now_ms += 10_000
-        again = chunk(identified=((1, START_MS, "order-3"), (2, START_MS, "order-1")), token="Q" * 14)
-        assert store.schedule("s", [again]) == [Scheduled(stored=1, known=1)]
+        again = transaction(identified=((1, START_MS, "order-3"), (2, START_MS, "order-1")), token="Q" * 14)
+        assert store.schedule("s", again) == Scheduled(stored=1, known=1)
         assert store.ack(must_claim(store, "loop:1"), 1, ["order-3"])
-        again = chunk(identified=((1, START_MS, "order-1"),), token="R" * 14)
-        assert store.schedule("s", [again]) == [Scheduled(stored=1, known=0)]
+        again = transaction(identified=((1, START_MS, "order-1"),), token="R" * 14)
+        assert store.schedule("s", again) == Scheduled(stored=1, known=0)
 
-    def test_a_replay_stores_nothing_even_when_the_id_is_forgotten(self, bench: Bench) -> None:
-        store = bench.store(id_memory_sec=10)
-        first = chunk(identified=((1, START_MS, "order-1"),), last_line=2)
-        store.schedule("s", [first])
-        assert store.ack(must_claim(store, "loop:0"), 1, ["order-1"])
-        bench.now_ms += 10_000
-        store.schedule("s", [chunk(identified=((1, START_MS, "order-2"),), token="Q" * 14)])
-        assert store.ack(must_claim(store, "loop:1"), 1, ["order-2"])
-        longer = chunk(identified=((1, START_MS, "order-1"), (3, START_MS, "order-3")))
-        assert store.schedule("s", [longer]) == [Scheduled(stored=1, known=1)]
+    def test_messages_with_and_without_an_id_go_together(self, bench: Bench) -> None:
+        both = transaction((1, START_MS), identified=((2, START_MS, "a"), (3, EDGE_MS, "b"), (4, EDGE_MS, "a")))
+        assert bench.store().schedule("s", both) == Scheduled(stored=3, known=1)
+        assert bench.store().stats().counters == {"stored": 3, "known": 1}
+        assert bench.client.zcard(bench.keys.buckets()) == 2
 
-    def test_rejects_of_a_chunk_that_was_cut_elsewhere_before_are_not_counted_twice(self, bench: Bench) -> None:
+    def test_a_bucket_that_only_known_ids_were_for_is_not_indexed(self, bench: Bench) -> None:
         store = bench.store()
-        store.schedule("s", [chunk((1, START_MS), last_line=3, rejected=2)])
-        store.schedule("s", [chunk((1, START_MS), last_line=5, rejected=4)])
-        assert store.stats().counters["rejected"] == 2
+        store.schedule("s", transaction(identified=((1, START_MS, "a"),)))
+        store.schedule("s", transaction(identified=((1, EDGE_MS, "a"),), token="Q" * 14))
+        assert bench.client.zcard(bench.keys.buckets()) == 1
 
-    def test_a_thousand_buckets_in_one_chunk(self, bench: Bench) -> None:
+    def test_a_key_that_holds_something_else_stops_before_the_fence_moves(self, bench: Bench) -> None:
+        bench.client.set(bench.keys.bucket(EDGE_MS), "not ours")
+        with pytest.raises(StoreProtocolError):
+            bench.store().schedule("s", transaction((1, START_MS), (2, EDGE_MS)))
+        assert bench.store().fences("s", [TOKEN]) == [""]
+
+    def test_a_thousand_buckets_in_one_transaction(self, bench: Bench) -> None:
         rows = [(line, START_MS + line * BUCKET_MS) for line in range(1, 1001)]
-        assert bench.store().schedule("s", [chunk(*rows)]) == [Scheduled(stored=1000, known=0)]
+        assert bench.store().schedule("s", transaction(*rows)) == Scheduled(stored=1000, known=0)
         assert bench.store().stats().scheduled == 1000
 
     def test_ten_thousand_messages_in_one_bucket(self, bench: Bench) -> None:
         rows = [(line, EDGE_MS) for line in range(1, 10_001)]
-        assert bench.store().schedule("s", [chunk(*rows)]) == [Scheduled(stored=10_000, known=0)]
+        assert bench.store().schedule("s", transaction(*rows)) == Scheduled(stored=10_000, known=0)
 
 
 class TestWake:
@@ -127,16 +152,18 @@ class TestWake:
     )
     def test_only_a_newcomer_due_before_everything_rings(self, bench: Bench, due_ms: int, rings: bool) -> None:
         store = bench.store()
-        store.schedule("s", [chunk((1, EDGE_MS + 1_000))])
-        heard = self.hear(bench, lambda: store.schedule("s", [chunk((1, due_ms), token="Q" * 14)]))
+        store.schedule("s", transaction((1, EDGE_MS + 1_000)))
+        heard = self.hear(bench, lambda: store.schedule("s", transaction((1, due_ms), token="Q" * 14)))
         assert heard == ([str(due_ms).encode()] if rings else [])
 
     def test_the_first_message_of_all_rings(self, bench: Bench) -> None:
-        assert self.hear(bench, lambda: bench.store().schedule("s", [chunk((1, EDGE_MS))])) == [str(EDGE_MS).encode()]
+        assert self.hear(bench, lambda: bench.store().schedule("s", transaction((1, EDGE_MS)))) == [
+            str(EDGE_MS).encode()
+        ]
 
     def test_a_message_with_an_id_rings_too(self, bench: Bench) -> None:
-        identified = chunk(identified=((1, EDGE_MS, "order-1"),))
-        assert self.hear(bench, lambda: bench.store().schedule("s", [identified])) == [str(EDGE_MS).encode()]
+        identified = transaction(identified=((1, EDGE_MS, "order-1"),))
+        assert self.hear(bench, lambda: bench.store().schedule("s", identified)) == [str(EDGE_MS).encode()]
 
     @staticmethod
     def hear(bench: Bench, act) -> list[bytes]:  # type: ignore[no-untyped-def]
@@ -158,7 +185,7 @@ class TestClaim:
     @pytest.mark.parametrize("due_ms", [START_MS + 1, EDGE_MS, EDGE_MS + 1])
     def test_nothing_is_claimed_early_and_the_next_due_time_is_told(self, bench: Bench, due_ms: int) -> None:
         store = bench.store()
-        store.schedule("s", [chunk((1, due_ms))])
+        store.schedule("s", transaction((1, due_ms)))
         bench.now_ms = due_ms - 1
         reply = store.claim("loop:0")
         assert (reply.claim, reply.next_due_ms, reply.now_ms) == (None, due_ms, due_ms - 1)
@@ -167,57 +194,57 @@ class TestClaim:
 
     def test_messages_come_by_due_time_then_by_arrival(self, bench: Bench) -> None:
         store = bench.store()
-        store.schedule("s", [chunk((1, START_MS), (2, START_MS - 2), (3, START_MS - 2), (4, START_MS - 1))])
+        store.schedule("s", transaction((1, START_MS), (2, START_MS - 2), (3, START_MS - 2), (4, START_MS - 1)))
         assert [m for _, m in claim_all(store)] == [member(line) for line in (2, 3, 4, 1)]
 
     def test_the_oldest_bucket_comes_first_and_a_late_arrival_in_an_older_one_before_it(self, bench: Bench) -> None:
         store = bench.store(claim_limit=1)
         bench.now_ms = EDGE_MS + 5
-        store.schedule("s", [chunk((1, EDGE_MS), (2, EDGE_MS + 1))])
+        store.schedule("s", transaction((1, EDGE_MS), (2, EDGE_MS + 1)))
         assert claim_all(store, "loop:0") == [(EDGE_MS, member(1))]
-        store.schedule("s", [chunk((1, EDGE_MS - 1), token="Q" * 14)])
+        store.schedule("s", transaction((1, EDGE_MS - 1), token="Q" * 14))
         assert claim_all(store, "loop:1") == [(EDGE_MS - 1, member(1, token="Q" * 14))]
         assert claim_all(store, "loop:2") == [(EDGE_MS + 1, member(2))]
 
     def test_the_limit_holds_and_the_rest_stays(self, bench: Bench) -> None:
         store = bench.store(claim_limit=250)
-        store.schedule("s", [chunk(*((line, START_MS) for line in range(1, 601)))])
+        store.schedule("s", transaction(*((line, START_MS) for line in range(1, 601))))
         assert [len(claim_all(store, f"loop:{n}")) for n in range(4)] == [250, 250, 100, 0]
 
     def test_a_claim_is_bounded_in_bytes(self, bench: Bench) -> None:
         store = bench.store(claim_bytes_max=1)
-        store.schedule("s", [chunk(*((line, START_MS) for line in range(1, 301)))])
+        store.schedule("s", transaction(*((line, START_MS) for line in range(1, 301))))
         assert len(claim_all(store)) == 100
 
     def test_the_same_name_again_gives_the_same_messages(self, bench: Bench) -> None:
         store = bench.store(claim_limit=2)
-        store.schedule("s", [chunk(*((line, START_MS) for line in range(1, 5)))])
+        store.schedule("s", transaction(*((line, START_MS) for line in range(1, 5))))
         assert claim_all(store, "loop:0") == claim_all(store, "loop:0")
         assert store.stats().in_flight == 2
 
     def test_a_claimed_message_is_not_claimed_by_another(self, bench: Bench) -> None:
         store = bench.store()
-        store.schedule("s", [chunk((1, START_MS))])
+        store.schedule("s", transaction((1, START_MS)))
         assert len(claim_all(store, "one:0")) == 1
         assert claim_all(bench.store(), "two:0") == []
 
     def test_an_empty_bucket_leaves_the_index(self, bench: Bench) -> None:
         store = bench.store()
-        store.schedule("s", [chunk((1, START_MS))])
+        store.schedule("s", transaction((1, START_MS)))
         store.ack(must_claim(store, "loop:0"), 1, [])
-        assert bench.names() == {"counters", "fences:s"}
+        assert bench.names() == {"counters", "fences:s", f"fence:s:{TOKEN}"}
 
     def test_a_bucket_in_the_index_that_holds_nothing_is_passed(self, bench: Bench) -> None:
         store = bench.store()
         bench.client.zadd(bench.keys.buckets(), {"0": 0, str(BUCKET_MS): BUCKET_MS})
-        store.schedule("s", [chunk((1, START_MS))])
+        store.schedule("s", transaction((1, START_MS)))
         assert len(claim_all(store)) == 1
 
 
 class TestAck:
     def test_what_is_acknowledged_is_gone_and_counted(self, bench: Bench) -> None:
         store = bench.store()
-        store.schedule("s", [chunk((1, START_MS), (2, START_MS))])
+        store.schedule("s", transaction((1, START_MS), (2, START_MS)))
         claim = must_claim(store, "loop:0")
         assert store.ack(claim, 1, [])
         assert (store.stats().in_flight, store.stats().counters["delivered"]) == (1, 1)
@@ -226,7 +253,7 @@ class TestAck:
 
     def test_saying_it_twice_counts_once(self, bench: Bench) -> None:
         store = bench.store()
-        store.schedule("s", [chunk((1, START_MS), (2, START_MS))])
+        store.schedule("s", transaction((1, START_MS), (2, START_MS)))
         claim = must_claim(store, "loop:0")
         for _ in range(2):
             assert store.ack(claim, 1, [])
@@ -235,7 +262,7 @@ class TestAck:
     @pytest.mark.parametrize("late_ms", [0, 1])
     def test_after_the_lease_it_is_refused_and_counted(self, bench: Bench, late_ms: int) -> None:
         store = bench.store()
-        store.schedule("s", [chunk((1, START_MS))])
+        store.schedule("s", transaction((1, START_MS)))
         claim = must_claim(store, "loop:0")
         bench.now_ms += 30_000 + late_ms
         assert not store.ack(claim, 1, [])
@@ -244,7 +271,7 @@ class TestAck:
 
     def test_it_can_not_remove_the_claim_of_another_loop(self, bench: Bench) -> None:
         store = bench.store()
-        store.schedule("s", [chunk((1, START_MS))])
+        store.schedule("s", transaction((1, START_MS)))
         late = must_claim(store, "late:0")
         bench.now_ms += 30_000
         assert store.reclaim() == 1
@@ -256,7 +283,7 @@ class TestAck:
 class TestGivingBack:
     def test_a_holder_gives_back_what_it_did_not_deliver(self, bench: Bench) -> None:
         store = bench.store()
-        store.schedule("s", [chunk((1, START_MS), (2, START_MS), (3, START_MS))])
+        store.schedule("s", transaction((1, START_MS), (2, START_MS), (3, START_MS)))
         claim = must_claim(store, "loop:0")
         assert store.ack(claim, 1, [])
         assert store.release(claim, 1) == 2
@@ -265,16 +292,16 @@ class TestGivingBack:
 
     def test_an_attempt_that_may_have_reached_the_sink_counts(self, bench: Bench) -> None:
         store = bench.store()
-        store.schedule("s", [chunk((1, START_MS), (2, START_MS))])
+        store.schedule("s", transaction((1, START_MS), (2, START_MS)))
         store.release(must_claim(store, "loop:0"), 1)
         again = must_claim(store, "loop:1")
         assert [m.attempt for m in again.messages] == [2, 1]
         assert store.ack(again, 2, [])
-        assert bench.names() == {"counters", "fences:s"}
+        assert bench.names() == {"counters", "fences:s", f"fence:s:{TOKEN}"}
 
     def test_an_expired_lease_is_claimed_by_another_loop(self, bench: Bench) -> None:
         store = bench.store()
-        store.schedule("s", [chunk((1, START_MS), (2, EDGE_MS))])
+        store.schedule("s", transaction((1, START_MS), (2, EDGE_MS)))
         must_claim(store, "dead:0")
         bench.now_ms += 29_999
         assert store.reclaim() == 0
@@ -286,13 +313,13 @@ class TestGivingBack:
 
     def test_what_was_given_back_keeps_its_due_time_and_place(self, bench: Bench) -> None:
         store = bench.store(claim_limit=1)
-        store.schedule("s", [chunk((1, START_MS - 2), (2, START_MS - 1))])
+        store.schedule("s", transaction((1, START_MS - 2), (2, START_MS - 1)))
         store.release(must_claim(store, "loop:0"), 0)
         assert claim_all(store, "loop:1") == [(START_MS - 2, member(1))]
 
     def test_a_claim_that_is_gone_gives_nothing_back(self, bench: Bench) -> None:
         store = bench.store()
-        store.schedule("s", [chunk((1, START_MS))])
+        store.schedule("s", transaction((1, START_MS)))
         claim = must_claim(store, "loop:0")
         store.ack(claim, 1, [])
         assert store.release(claim, 1) == 0
@@ -305,7 +332,7 @@ class TestStats:
 
     def test_the_oldest_undelivered_message_counts_in_flight_or_not(self, bench: Bench) -> None:
         store = bench.store(claim_limit=1)
-        store.schedule("s", [chunk((1, START_MS - 500), (2, START_MS + 300), (3, EDGE_MS))])
+        store.schedule("s", transaction((1, START_MS - 500), (2, START_MS + 300), (3, EDGE_MS)))
         assert (store.stats().next_due_ms, store.stats().overdue_ms) == (START_MS - 500, 500)
         must_claim(store, "loop:0")
         stats = store.stats()
@@ -313,7 +340,7 @@ class TestStats:
 
     def test_an_emptied_bucket_in_the_index_hides_nothing(self, bench: Bench) -> None:
         store = bench.store()
-        store.schedule("s", [chunk((1, START_MS + 300))])
+        store.schedule("s", transaction((1, START_MS + 300)))
         bench.client.zadd(bench.keys.buckets(), {"0": 0})
         assert (store.stats().scheduled, store.stats().next_due_ms) == (1, START_MS + 300)
 
@@ -331,7 +358,8 @@ class TestOddScores:
 class TestFences:
     def test_they_are_forgotten_by_name(self, bench: Bench) -> None:
         store = bench.store()
-        store.schedule("s", [chunk((1, START_MS)), chunk((1, START_MS), token="Q" * 14)])
+        store.schedule("s", transaction((1, START_MS)))
+        store.schedule("s", transaction((1, START_MS), token="Q" * 14))
         assert set(store.fenced_tokens("s")) == {"P" * 14, "Q" * 14}
         store.forget_fences("s", ["P" * 14])
         assert set(store.fenced_tokens("s")) == {"Q" * 14}

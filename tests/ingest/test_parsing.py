@@ -1,0 +1,106 @@
+"""From bytes to lines: where they end, how they are numbered, and the pieces of large files."""
+
+import pytest
+
+from pipeline.core.ids import LINE_NO_MAX
+from pipeline.core.messages import Reason
+from pipeline.ingest import parsing
+from pipeline.ingest.parsing import FileText, ParsedPiece, parse_file
+from tests.ingest.files import ARRIVAL_MS, TOKEN, parsed
+
+GOOD = b'{"message":"m","due":5}'
+
+
+def places(piece: ParsedPiece) -> list[tuple[int, str]]:
+    """Where the lines stood that are no requests, and what they were."""
+    return [(line.line_no, line.raw) for line in piece.rejected]
+
+
+@pytest.mark.parametrize(
+    ("content", "wanted", "blank"),
+    [
+        (b"", [], 0),
+        (b"\n", [], 1),
+        (b"a", [(1, "a")], 0),
+        (b"a\n", [(1, "a")], 0),
+        (b"a\n\n", [(1, "a")], 1),
+        (b"\na\n \nb", [(2, "a"), (4, "b")], 2),
+        (b"a\r\nb\r\r\nc\rd\n\r\n", [(1, "a"), (2, "b\r"), (3, "c\rd")], 1),
+        (b"\xef\xbb\xbfa\n\xef\xbb\xbfb\n", [(1, "a"), (2, "\ufeffb")], 0),
+        ("a\u2028b\x0bc\x85d\0e\n".encode(), [(1, "a\u2028b\x0bc\x85d\0e")], 0),
+    ],
+)
+def test_lines_end_with_a_newline_only(content: bytes, wanted: list[tuple[int, str]], blank: int) -> None:
+    piece = parsed(content)
+    assert (places(piece), piece.blank, piece.lines) == (wanted, blank, len(wanted) + blank)
+
+
+def test_a_later_segment_counts_on_and_has_no_byte_order_mark() -> None:
+    assert places(parsed(b"\xef\xbb\xbfa\nb\n", first_line=1001)) == [(1001, "\ufeffa"), (1002, "b")]
+
+
+def test_a_csv_header_is_no_line_and_rows_are_numbered_from_the_first_line() -> None:
+    piece = parsed(b"\xef\xbb\xbfdue,message\r\n5,m\r\n\r\n6,n\nx", "csv", 2)
+    assert piece.members == [f"{TOKEN}00000002mm".encode(), f"{TOKEN}00000004mn".encode()]
+    assert (places(piece), piece.lines, piece.blank) == ([(5, "x")], 4, 1)
+
+
+@pytest.mark.parametrize("content", [b"", b"due,message", b"due,message\n"])
+def test_a_csv_file_without_rows_has_no_lines(content: bytes) -> None:
+    assert parsed(content, "csv", 2) == ParsedPiece(TOKEN)
+
+
+def test_a_socket_line_brings_its_own_arrival() -> None:
+    delay = b'{"message":"m","delay_sec":1}'
+    piece = parsed(b"17\t" + delay + b"\r\n18\t\n19\t" + delay + b"\tx\n20\t" + delay, "sock")
+    assert (piece.due_ms, piece.blank, places(piece)) == ([1017, 1020], 1, [(3, delay.decode() + "\tx")])
+
+
+@pytest.mark.parametrize("line", [b"x", GOOD, b"-1\tx", b"\tx", b"1" * 30 + b"\tx", b"1x\ty"])
+def test_a_socket_line_without_an_arrival_is_rejected(line: bytes) -> None:
+    (found,) = parsed(line, "sock").rejected
+    assert (found.raw, found.rejection.reason) == (line.decode(), Reason.BAD_SOCKET_LINE)
+
+
+def test_one_bad_byte_spoils_its_own_line_only() -> None:
+    content = 'é\n{"message":"é","due":5}\n'.encode() + b'\xff{"x"\xc3\n{"message":"\xc3\xa9","due":6}\r\n'
+    piece = parsed(content + GOOD + b"\xc3\r\n")
+    assert [m.decode()[22:] for m in piece.members] == ["mé", "mé"]
+    assert [(r.line_no, r.rejection.reason) for r in piece.rejected] == [
+        (1, Reason.NOT_JSON), (3, Reason.NOT_UTF8), (5, Reason.NOT_UTF8)
+    ]  # fmt: skip
+    assert piece.rejected[1].raw == '\ufffd{"x"\ufffd'
+
+
+def test_the_highest_line_number_is_taken_and_the_next_is_not() -> None:
+    piece = parsed(GOOD + b"\n" + GOOD, first_line=LINE_NO_MAX)
+    assert piece.members == [f"{TOKEN}ffffffffmm".encode()]
+    assert [(r.line_no, r.rejection.reason) for r in piece.rejected] == [(LINE_NO_MAX + 1, Reason.LINE_NO_TOO_HIGH)]
+
+
+@pytest.mark.parametrize("arrival_ms", [-1, 253_402_300_800_000])
+def test_an_arrival_outside_the_years_makes_a_rejection(arrival_ms: int) -> None:
+    (found,) = parsed(b'{"message":"m","delay_sec":0}', arrival_ms=arrival_ms).rejected
+    assert found.rejection.reason == Reason.DUE_OUT_OF_RANGE
+
+
+def test_equal_lines_are_two_messages() -> None:
+    assert parsed(GOOD + b"\n" + GOOD).members == [f"{TOKEN}00000001mm".encode(), f"{TOKEN}00000002mm".encode()]
+
+
+@pytest.mark.parametrize("kind", ["json", "csv"])
+def test_a_large_file_comes_in_pieces_that_count_on_and_have_fences_of_their_own(
+    monkeypatch: pytest.MonkeyPatch, kind: parsing.Kind
+) -> None:
+    monkeypatch.setattr(parsing, "PIECE_BYTES", 100)
+    head, line = (b"due,message\n", b"5,m\n") if kind == "csv" else (b"", GOOD + b"\n")
+    first_line = 2 if kind == "csv" else 1
+    whole = head + line * 200
+    pieces = list(parse_file(FileText(TOKEN, first_line, kind, "a", ARRIVAL_MS, whole)))
+    assert [m for piece in pieces for m in piece.members] == [
+        f"{TOKEN}{first_line + n:08x}mm".encode() for n in range(200)
+    ]
+    assert pieces[0].fence_token == TOKEN
+    assert pieces[1].fence_token == f"{TOKEN}.{first_line + pieces[0].lines}"
+    assert len({piece.fence_token for piece in pieces}) == len(pieces) > 5
+    assert sum(piece.lines for piece in pieces) == 200

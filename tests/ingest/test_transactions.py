@@ -1,0 +1,117 @@
+"""From a parsed piece to transactions: order, fences, and where a writer takes up again."""
+
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipeline.core.ids import message_id
+from pipeline.ingest.parsing import ParsedPiece, RejectedLine
+from pipeline.ingest.transactions import ALL_STORED, PieceQueue, Step
+from pipeline.store.base import NO_FENCE, Group, Transaction
+from tests.ingest.files import TOKEN
+
+START_MS = 1_700_000_400_000  # where a bucket begins
+BYTES_MAX = 10**6
+
+
+def queue_of(*due_ms: int, ids: dict[int, str] | None = None, token: str = TOKEN, rejected: int = 0) -> PieceQueue:
+    """A queue of one line for each due time, from line 1 on; ids by index."""
+    members = [f"{message_id(token, line)}m{line}".encode() for line in range(1, len(due_ms) + 1)]
+    refused: list[RejectedLine] = [None] * rejected  # type: ignore[list-item]
+    return PieceQueue(ParsedPiece(token, list(due_ms), members, ids or {}, refused, len(due_ms)))
+
+
+def steps(queues: list[PieceQueue], messages_max: int, bytes_max: int = BYTES_MAX) -> list[Transaction]:
+    """All transactions, each of them stored."""
+    found = []
+    while step := Step(queues, messages_max, bytes_max):
+        found.append(step.transaction)
+        step.advance()
+    return found
+
+
+def bodies(transactions: list[Transaction]) -> list[str]:
+    """The messages in the order in which they are stored; those with an id follow the others of their transaction."""
+    found: list[bytes] = []
+    for transaction in transactions:
+        for group in transaction.groups:
+            found += group.pairs[1::2]
+        found += [message.member for message in transaction.identified]
+    return [member.decode()[23:] for member in found]
+
+
+def test_messages_are_stored_in_order_of_due_time_then_of_lines_cut_by_bucket() -> None:
+    (transaction,) = steps([queue_of(START_MS + 5, START_MS, START_MS + 600_000, START_MS)], 10)
+    a, b = START_MS, START_MS + 600_000
+    assert [(g.bucket_start_ms, [bytes(w) for w in g.pairs[::2]]) for g in transaction.groups] == [
+        (a, [b"%d" % a, b"%d" % a, b"%d" % (a + 5)]),
+        (b, [b"%d" % b]),
+    ]
+    assert bodies([transaction]) == ["2", "4", "1", "3"]
+    (move,) = transaction.moves
+    assert (move.fence_token, move.before, move.after) == (TOKEN, NO_FENCE, ALL_STORED)
+
+
+def test_a_piece_is_stored_in_several_transactions_each_from_the_fence_of_the_one_before() -> None:
+    found = steps([queue_of(9, 8, 7, 7, 5)], 2)
+    assert bodies(found) == ["5", "3", "4", "2", "1"]
+    assert [(t.moves[0].before, t.moves[0].after) for t in found] == [
+        ("", "7 00000003"), ("7 00000003", "8 00000002"), ("8 00000002", "all")
+    ]  # fmt: skip
+
+
+@given(st.lists(st.integers(0, 9), max_size=30), st.integers(1, 7), st.integers(1, 7), st.randoms())
+def test_whatever_was_stored_before_the_rest_is_stored_once(
+    dues: list[int], size: int, other_size: int, chance: random.Random
+) -> None:
+    ids = {index: f"id-{index}" for index in range(len(dues)) if chance.random() < 0.3}
+    first, again = queue_of(*dues, ids=ids), queue_of(*dues, ids=ids)
+    stored: list[str] = []
+    while (step := Step([first], size, BYTES_MAX)) and chance.random() < 0.7:
+        stored += bodies([step.transaction])
+        step.advance()
+    assert again.resume(first.fence) == len(stored)
+    stored += bodies(steps([again], other_size))
+    assert sorted(stored, key=int) == [str(line) for line in range(1, len(dues) + 1)]
+    assert again.is_stored
+
+
+def test_a_fence_that_went_back_is_followed() -> None:
+    queue = queue_of(1, 2, 3)
+    steps([queue], 1)
+    assert (queue.is_stored, queue.resume("1 00000001"), queue.left, queue.is_stored) == (True, 1, 2, False)
+    assert queue.resume(NO_FENCE) == 0
+
+
+def test_small_files_are_stored_together_in_order_of_due_time() -> None:
+    queues = [queue_of(3, 1, token="A" * 14), queue_of(token="B" * 14), queue_of(2, token="C" * 14)]
+    (transaction,) = steps(queues, 10)
+    assert [move.after for move in transaction.moves] == ["all"] * 3
+    assert [Group(0, [b"1", b"2", b"3"])] == [Group(g.bucket_start_ms, g.pairs[::2]) for g in transaction.groups]
+
+
+def test_a_transaction_ends_in_the_middle_of_a_file_when_it_is_full() -> None:
+    found = steps([queue_of(1, 2, token="A" * 14), queue_of(1, 2, 3, token="B" * 14)], 3)
+    assert [[(m.fence_token[0], m.after) for m in t.moves] for t in found] == [
+        [("A", "all"), ("B", "1 00000001")], [("B", "all")]
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(("bytes_max", "sizes"), [(1, [1, 1, 1, 1]), (50, [2, 2]), (1000, [4])])
+def test_long_messages_make_shorter_transactions(bytes_max: int, sizes: list[int]) -> None:
+    found = steps([queue_of(1, 2, 3, 4)], 100, bytes_max)  # each member has 24 bytes
+    assert [len(t.groups[0].pairs) // 2 for t in found] == sizes
+
+
+def test_messages_with_an_id_go_apart_and_rejects_are_counted_once_at_the_end() -> None:
+    found = steps([queue_of(3, 2, 1, ids={1: "b"}, rejected=7)], 2)
+    assert [[m.caller_id for m in t.identified] for t in found] == [["b"], []]
+    assert [bodies([t]) for t in found] == [["3", "2"], ["1"]]
+    assert [t.rejected for t in found] == [0, 7]
+
+
+def test_a_piece_without_messages_still_moves_its_fence() -> None:
+    (transaction,) = steps([queue_of(rejected=2)], 5)
+    assert (transaction.moves[0].after, transaction.groups, transaction.rejected) == (ALL_STORED, [], 2)
