@@ -10,6 +10,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PIPELINE = ROOT / "pipeline"
 SOURCES = sorted(PIPELINE.rglob("*.py"))
 JOBS = sorted((ROOT / "jobs").glob("*.py"))
+BENCH = sorted((ROOT / "bench").glob("*.py"))
 SCRIPTS = sorted((PIPELINE / "store" / "lua").glob("*.lua"))
 LINES_MAX, FUNCTION_LINES_MAX = 310, 75
 
@@ -109,7 +110,7 @@ def _code(path: Path) -> str:
     return re.sub("|".join(f"'{name}'" for name in names), "''", ast.unparse(tree))
 
 
-@pytest.mark.parametrize("path", SOURCES + JOBS, ids=identifiers(SOURCES + JOBS))
+@pytest.mark.parametrize("path", SOURCES + JOBS + BENCH, ids=identifiers(SOURCES + JOBS + BENCH))
 def test_modules_and_functions_fit_a_screen_or_a_few(path: Path) -> None:
     text = path.read_text()
     assert text.count("\n") <= LINES_MAX
@@ -118,7 +119,7 @@ def test_modules_and_functions_fit_a_screen_or_a_few(path: Path) -> None:
             assert (node.end_lineno or 0) - node.lineno < FUNCTION_LINES_MAX, node.name
 
 
-@pytest.mark.parametrize("path", SOURCES + JOBS, ids=identifiers(SOURCES + JOBS))
+@pytest.mark.parametrize("path", SOURCES + JOBS + BENCH, ids=identifiers(SOURCES + JOBS + BENCH))
 def test_public_things_say_what_they_are(path: Path) -> None:
     tree = ast.parse(path.read_text())
     if path.name != "__init__.py" or path.parent != PIPELINE:

@@ -21,7 +21,7 @@ def test_the_names_of_the_cases_are_unique() -> None:
 
 
 def test_every_reason_has_a_case() -> None:
-    # These three are found before a line is looked at, or never; tests/ingest has cases for them.
+    # These two are found around the rules; tests/ingest has cases for them.
     elsewhere = {Reason.LINE_NO_TOO_HIGH, Reason.BAD_SOCKET_LINE}
     assert {case.expected for case in CASES if isinstance(case.expected, Reason)} == set(Reason) - elsewhere
 

@@ -1,0 +1,171 @@
+"""Throughput of ingest: from landing files to stored messages, beside the usual way, bare parsing and the server's ceiling.
+
+All subjects run in one JVM, in turn, each on an empty server; the first round only warms up. A round starts one subject further
+than the round before, so that none always follows the same one.
+"""
+
+import shutil
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from pyspark.sql import DataFrame, SparkSession
+
+from bench.common import (
+    WORK,
+    Options,
+    Result,
+    Sample,
+    Spread,
+    describe_origin,
+    format_table,
+    new_result,
+    say,
+    spread_of,
+)
+from bench.meter import measure
+from bench.raw import Buffer, fill_buffers, pack_zadds, send_buffers
+from bench.server import Server, empty_server
+from bench.session import collect_garbage, java_version, parse_ours, spark_session, store_ours
+from bench.usual import read_requests, store_grouped, store_row_by_row
+from bench.workload import Workload, bucket_start_ms, write_workload
+from pipeline.config import IngestSettings, RedisSettings
+from pipeline.store.keys import Keys
+
+ROWS, ROUNDS = 1_000_000, 5
+QUICK_ROWS, QUICK_ROUNDS = 100_000, 3
+KEYS = Keys(RedisSettings().namespace)
+
+TITLES = {
+    "ours": "ours: exactly once, whole path",
+    "usual": "usual: a ZADD a row, pipeline of 1,000",
+    "grouped": "usual, a ZADD a bucket of 5,000 rows",
+    "parse_usual": "parsing alone: text and from_json",
+    "parse_ours": "parsing alone: ours, in Python workers",
+    "ceiling": "server's ceiling: sorted, packed before",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """One way to measure; ``check`` raises unless the server holds what it must afterwards."""
+
+    name: str
+    run: Callable[[Server], object]
+    check: Callable[[Server], None]
+
+
+def run(options: Options) -> Result:
+    """Measure all subjects, or those of ``--only``."""
+    rows = options.choose(options.rows, ROWS, QUICK_ROWS)
+    rounds = options.choose(options.rounds, ROUNDS, QUICK_ROUNDS)
+    settings = {
+        "rows": rows,
+        "rounds": rounds,
+        "master": options.master,
+        "transaction_messages": IngestSettings().transaction_messages,
+    }
+    result = new_result("ingest", options, settings)
+    workload = write_workload(WORK / "landing", rows)
+    settings["files"] = len(workload.files)
+    try:
+        with spark_session(options.master) as spark:
+            result["versions"]["java"] = java_version(spark)
+            with empty_server(WORK) as server:
+                facts = server.facts()
+            result["versions"]["server"], result["server_settings"] = facts["server"], facts["settings"]
+            subjects = [s for s in make_subjects(spark, workload) if s.name in (options.only or TITLES)]
+            result["samples"] = _measure_rounds(spark, subjects, rounds)
+    finally:
+        shutil.rmtree(WORK, ignore_errors=True)
+    return result
+
+
+def make_subjects(spark: SparkSession, workload: Workload) -> list[Subject]:
+    """Prepare every subject; what one needs beforehand is made here, outside of what is measured."""
+    folder, rows = str(workload.folder), workload.rows
+    pairs = sorted(workload.members())
+    buffers: list[Buffer] = list(fill_buffers(pack_zadds(pairs, KEYS)))
+    sample_bucket = bucket_start_ms(pairs[rows // 2][0])
+    expected = [(member.decode(), due_ms) for due_ms, member in pairs if bucket_start_ms(due_ms) == sample_bucket]
+
+    def holds_exactly(server: Server) -> None:
+        holds_all(server)
+        if server.client.zrange(KEYS.bucket(sample_bucket), 0, -1, withscores=True) != expected:
+            raise RuntimeError(f"The bucket {sample_bucket} does not hold the messages that it must.")
+
+    def holds_all(server: Server) -> None:
+        if server.messages() != rows:
+            raise RuntimeError(f"{server.messages()} messages are stored, not {rows}.")
+
+    def holds_none(server: Server) -> None:
+        if server.messages():
+            raise RuntimeError("Parsing alone has stored something.")
+
+    def to_nowhere(frame: DataFrame) -> None:
+        frame.write.format("noop").mode("overwrite").save()
+
+    return [
+        Subject("ours", lambda s: store_ours(spark, workload.folder, s.url, WORK / "rejects"), holds_exactly),
+        Subject("usual", lambda s: store_row_by_row(spark, folder, s.url), holds_all),
+        Subject("grouped", lambda s: store_grouped(spark, folder, s.url), holds_all),
+        Subject("parse_usual", lambda _: to_nowhere(read_requests(spark, folder)), holds_none),
+        Subject("parse_ours", lambda _: parse_ours(spark, workload.folder), holds_none),
+        Subject("ceiling", lambda s: send_buffers(s.socket, buffers), holds_exactly),
+    ]
+
+
+def _measure_rounds(spark: SparkSession, subjects: Sequence[Subject], rounds: int) -> dict[str, list[Sample]]:
+    samples: dict[str, list[Sample]] = {subject.name: [] for subject in subjects}
+    for number in range(rounds + 1):
+        for place in range(len(subjects)):
+            subject = subjects[(number + place) % len(subjects)]
+            collect_garbage(spark)
+            with empty_server(WORK) as server:
+                sample = measure(server, lambda run=subject.run, at=server: run(at))  # type: ignore[misc]
+                subject.check(server)
+            kind = f"round {number}" if number else "warm-up"
+            say(
+                f"{kind:<8} {subject.name:<12} {sample['wall_s']:8.2f} s, others used {sample['others_cores']:.2f} cores"
+            )
+            samples[subject.name].append({"round": number, "place": place, **sample})
+    return samples
+
+
+def tables(result: Result) -> str:
+    """Lay the result out for eyes."""
+    rows = result["settings"]["rows"]
+    measured = {name: [s for s in samples if s["round"]] for name, samples in result["samples"].items()}
+    usual = _rate(measured["usual"], rows).median if "usual" in measured else None
+    lines = []
+    for name, samples in measured.items():
+        rate = _rate(samples, rows)
+        stores = samples[0]["data_bytes"] > rows
+        lines.append(
+            (
+                TITLES[name],
+                *(f"{value:,.0f}" for value in (rate.median, rate.least, rate.most)),
+                f"{rate.median / usual:.2f}" if usual else "-",
+                f"{_median(samples, 'client_cpu_s') / rows * 1e6:.2f}",
+                f"{_median(samples, 'server_cpu_s') / rows * 1e6:.2f}" if stores else "-",
+                f"{_median(samples, 'data_bytes') / rows:.0f}" if stores else "-",
+            )
+        )
+    others = max(s["others_cores"] for samples in measured.values() for s in samples)
+    head = ("", "rows/s", "min", "max", "of usual", "client µs/row", "server µs/msg", "bytes/msg")
+    about = result["settings"]
+    return (
+        f"{describe_origin(result)}\n"
+        f"{rows:,} lines in {about['files']} files, {about['master']}, {about['rounds']} rounds; other processes used at most "
+        f"{others:.2f} cores during one; server settings "
+        f"{', '.join(f'{k} {v}' if v else f'no {k}' for k, v in result['server_settings'].items())}.\n\n"
+        f"{format_table(head, lines)}"
+    )
+
+
+def _rate(samples: Sequence[Sample], rows: int) -> Spread:
+    return spread_of([rows / s["wall_s"] for s in samples])
+
+
+def _median(samples: Sequence[Sample], name: str) -> float:
+    return float(statistics.median(s[name] for s in samples))

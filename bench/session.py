@@ -1,0 +1,61 @@
+"""Spark as the jobs start it, and our own way from a landing folder to Redis."""
+
+import os
+import shlex
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from pyspark.sql import SparkSession
+
+from pipeline.config import IngestSettings, RedisSettings
+from pipeline.core.clock import SystemClock
+from pipeline.ingest.query import open_session
+from pipeline.ingest.sources import read_landing_once
+from pipeline.ingest.writer import BatchWriter, WriterSettings, count_lines
+from pipeline.runtime.submit import spark_environ
+
+
+@contextmanager
+def spark_session(master: str) -> Iterator[SparkSession]:
+    """Run Spark with the project's conf/ while the block lasts."""
+    os.environ |= spark_environ(os.environ)
+    os.environ |= {
+        "PYSPARK_PYTHON": sys.executable,
+        "PYSPARK_DRIVER_PYTHON": sys.executable,
+        "PYSPARK_SUBMIT_ARGS": shlex.join(["--master", master, "pyspark-shell"]),
+    }
+    os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+    spark = open_session()
+    try:
+        yield spark
+    finally:
+        with suppress(Exception):  # a signal may have cut a call to the JVM short; it ends with this process
+            spark.stop()
+
+
+def java_version(spark: SparkSession) -> str:
+    """Return the version of the Java that Spark runs on."""
+    return str(spark._jvm.System.getProperty("java.version"))  # type: ignore[union-attr]
+
+
+def collect_garbage(spark: SparkSession) -> None:
+    """Let no measurement pay for the garbage of the one before."""
+    spark._jvm.System.gc()  # type: ignore[union-attr]
+
+
+def store_ours(spark: SparkSession, folder: Path, url: str, rejects: Path) -> None:
+    """Take a landing folder in as one micro-batch of the ingest job, with the default settings."""
+    settings = WriterSettings(
+        redis=RedisSettings(url=url),
+        source_id="bench",
+        rejects=str(rejects),
+        transaction_messages=IngestSettings().transaction_messages,
+    )
+    BatchWriter(settings, SystemClock())(read_landing_once(spark, str(folder)), 0)
+
+
+def parse_ours(spark: SparkSession, folder: Path) -> None:
+    """Parse a landing folder as the ingest job does, and store nothing."""
+    read_landing_once(spark, str(folder)).mapInArrow(count_lines, "lines long").collect()
