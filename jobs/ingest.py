@@ -5,6 +5,7 @@ import logging
 import os
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from threading import Event
 
@@ -24,6 +25,7 @@ from pipeline.cli import (
 from pipeline.config import RedisSettings, Settings
 from pipeline.core.clock import SystemClock
 from pipeline.core.errors import ConfigError
+from pipeline.ingest.checkpoint import CheckpointKeeper
 from pipeline.ingest.feeds import DirectFeed, Feed, FilesFeed, SocketFeed
 from pipeline.ingest.loop import FenceSweeper, run_once, run_to_the_end, run_until_stopped
 from pipeline.ingest.query import bind_checkpoint, open_session, start_query, warm_up
@@ -79,6 +81,19 @@ def check_folders(settings: Settings) -> None:
         ) from exc
 
 
+def landing_keepers(
+    settings: Settings, feed: Feed, checkpoint: str, store: RedisStore
+) -> tuple[FenceSweeper | None, CheckpointKeeper | None]:
+    """Return what keeps fences and checkpoint bounded; a directory that Spark reads itself keeps its files, and so both."""
+    if isinstance(feed, DirectFeed):
+        return None, None
+    landing, clock = Path(feed.location), SystemClock()
+    sweeper = FenceSweeper(store, feed.source_id, landing, settings.ingest.fence_keep_sec * 1000, clock)
+    if "://" in checkpoint:
+        return sweeper, None
+    return sweeper, CheckpointKeeper(Path(checkpoint), landing, settings.ingest.checkpoint_files_max, clock)
+
+
 def check_master(spark: SparkSession, settings: Settings) -> None:
     """Refuse executors on other machines together with a server that only this machine reaches."""
     if not settings.redis.url and not str(spark.sparkContext.master).startswith("local"):
@@ -105,11 +120,8 @@ def main(arguments: list[str], stop: Stop) -> int:
         stack.callback(_stop_spark, spark, stop)
         check_master(spark, settings)
         store = RedisStore(client, Keys(redis_settings.namespace))
-        sweeper = FenceSweeper(
-            store, feed.source_id, Path(feed.location), settings.ingest.fence_keep_sec * 1000, SystemClock()
-        )
         if not stop():
-            _run(given.once, settings, redis_settings, spark, feed, checkpoint, stop, sweeper)
+            _run(given.once, settings, redis_settings, spark, feed, checkpoint, stop, store)
     return EXIT_SUCCESS
 
 
@@ -129,28 +141,33 @@ def _run(
     feed: Feed,
     checkpoint: str,
     stop: Stop,
-    sweeper: FenceSweeper,
+    store: RedisStore,
 ) -> None:
     clock = SystemClock()
     read = read_direct if isinstance(feed, DirectFeed) else read_landing
+    sweeper, keeper = landing_keepers(settings, feed, checkpoint, store)
     files = read(spark, feed.location, settings.ingest.max_bytes_per_trigger)
     writer_settings = WriterSettings(
         redis_settings, feed.source_id, settings.ingest.rejects, settings.ingest.transaction_messages
     )
+    if keeper is not None and (rolled := keeper.prepare()):
+        log.info("rolled the checkpoint: its log named %s files", f"{rolled:,}")
     if once:
         run_once(feed, stop, stop.interrupting)
     else:
         warm_up(spark)
     if stop():
         return
-    query = start_query(files, writer_settings, checkpoint, None if once else settings.ingest.trigger, clock)
+    start = partial(start_query, files, writer_settings, checkpoint, None if once else settings.ingest.trigger, clock)
+    query = start()
     log.info("ingest is up: it reads %s", feed.reads)
     announce_ready()
     if not once:
-        run_until_stopped(feed, query, clock, stop, stop.interrupting, sweeper.sweep)
+        run_until_stopped(feed, query, start, clock, stop, stop.interrupting, sweeper, keeper)
         return
-    run_to_the_end(query, stop, clock)
-    sweeper.sweep()
+    run_to_the_end(query, stop, clock, keeper)
+    if sweeper is not None:
+        sweeper.sweep()
 
 
 if __name__ == "__main__":

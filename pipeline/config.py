@@ -54,6 +54,7 @@ class IngestSettings:
     settle_ms: int = 1_000
     socket_roll_ms: int = 100
     fence_keep_sec: int = 3_600
+    checkpoint_files_max: int = 10_000
 
     def __post_init__(self) -> None:
         if self.source not in ("files", "socket"):
@@ -65,7 +66,7 @@ class IngestSettings:
         if "://" in self.rejects:
             raise ConfigError(f"ingest.rejects must be a local or mounted folder, but is {self.rejects!r}.")
         _require_positive("ingest", self, "max_bytes_per_trigger", "segment_bytes", "transaction_messages", "settle_ms")
-        _require_positive("ingest", self, "socket_roll_ms", "fence_keep_sec")
+        _require_positive("ingest", self, "socket_roll_ms", "fence_keep_sec", "checkpoint_files_max")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from threading import Event
 from typing import NoReturn, Protocol
@@ -13,6 +14,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from pipeline.core.clock import Clock
 from pipeline.core.errors import PipelineError, StoreError
 from pipeline.core.ids import token_epoch_ms
+from pipeline.ingest.checkpoint import CheckpointKeeper
 from pipeline.ingest.feeds import Feed
 from pipeline.ingest.query import query_failure
 
@@ -38,24 +40,47 @@ class FenceStore(Protocol):
 def run_until_stopped(
     feed: Feed,
     query: StreamingQuery,
+    start_again: Callable[[], StreamingQuery],
     clock: Clock,
     stopping: Callable[[], bool],
     interruptibly: Callable[[Callable[[], object]], None],
-    housekeeping: Callable[[], None],
+    sweeper: "FenceSweeper | None",
+    keeper: CheckpointKeeper | None,
 ) -> None:
     """Feed the query until a stop, then let its batch finish.
 
+    Args:
+        start_again: starts the next query when the checkpoint was begun anew.
+
+        sweeper: None for an input without landing folder.
+
+        keeper: None for a checkpoint that is not ours to keep.
+
     Raises:
-        PipelineError: the query ended by itself.
+        PipelineError: the query ended by itself, or its checkpoint can't be kept.
     """
     while not stopping():
         feed.step(stopping)
-        housekeeping()
+        if sweeper is not None:
+            sweeper.sweep()
         if not query.isActive:
             raise_failure(query)
+        if keeper is not None and keeper.wants_stop(partial(_is_between_batches, query)):
+            stopped_ms = clock.monotonic_ms()
+            query.stop()
+            files = keeper.prepare()
+            query = start_again()
+            paused_sec = (clock.monotonic_ms() - stopped_ms) / 1000
+            log.info("rolled the checkpoint: its log named %s files; paused for %.2f s", f"{files:,}", paused_sec)
         interruptibly(feed.wait)
     feed.close()
     stop_query(query, clock)
+    if keeper is not None:
+        keeper.tidy()
+
+
+def _is_between_batches(query: StreamingQuery) -> bool:
+    return not query.status["isTriggerActive"]
 
 
 def run_once(feed: Feed, stopping: Callable[[], bool], interruptibly: Callable[[Callable[[], object]], None]) -> None:
@@ -72,7 +97,9 @@ def run_once(feed: Feed, stopping: Callable[[], bool], interruptibly: Callable[[
     feed.close()
 
 
-def run_to_the_end(query: StreamingQuery, stopping: Callable[[], bool], clock: Clock) -> None:
+def run_to_the_end(
+    query: StreamingQuery, stopping: Callable[[], bool], clock: Clock, keeper: CheckpointKeeper | None
+) -> None:
     """Wait for a query that ends by itself.
 
     Raises:
@@ -81,17 +108,20 @@ def run_to_the_end(query: StreamingQuery, stopping: Callable[[], bool], clock: C
     while query.isActive:
         if stopping():
             stop_query(query, clock)
-            return
+            break
         Event().wait(CHECK_MS / 1000)
-    if query.exception() is not None:
-        raise_failure(query)
+    else:
+        if query.exception() is not None:
+            raise_failure(query)
+    if keeper is not None:
+        keeper.tidy()
 
 
 def stop_query(query: StreamingQuery, clock: Clock) -> None:
     """Stop between two batches, if the one in hand ends soon; one that is cut off is replayed and stores nothing twice."""
     deadline_ms = clock.monotonic_ms() + STOP_MS
     try:
-        while query.isActive and query.status["isTriggerActive"] and clock.monotonic_ms() < deadline_ms:
+        while query.isActive and not _is_between_batches(query) and clock.monotonic_ms() < deadline_ms:
             Event().wait(CHECK_MS / 1000)
         query.stop()
     except (Py4JError, OSError):

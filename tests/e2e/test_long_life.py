@@ -1,0 +1,53 @@
+"""What lasts: the checkpoint is begun anew while files keep coming."""
+
+import signal
+from collections import Counter
+
+import pytest
+
+from tests.e2e.commands import Checkout, Command
+from tests.servers import real_server
+
+ROLLED = "rolled the checkpoint"
+
+
+def rolls(command: Command) -> int:
+    return sum(ROLLED in line for _, line in command.err)
+
+
+@pytest.mark.slow
+def test_rolling_the_checkpoint_while_files_keep_coming_loses_and_doubles_nothing(checkout: Checkout) -> None:
+    with real_server() as server:
+        environ = {"REDIS_URL": server.url, "DUETIME_INGEST_CHECKPOINT_FILES_MAX": "5"}
+        dropped = 0
+
+        def drop_until_rolled(command: Command, times: int) -> None:
+            nonlocal dropped
+
+            # Called whenever the job says something, else five times a second.
+            def drop_and_look(seen: Command) -> bool:
+                nonlocal dropped
+                if len(list(checkout.inbox.glob("*"))) < 3:  # some are always on their way, and no backlog grows
+                    checkout.drop(
+                        f"{dropped}.jsonl", *({"message": f"{dropped}/{n}", "delay_sec": 0} for n in range(3))
+                    )
+                    dropped += 1
+                return rolls(seen) >= times
+
+            command.wait_for(drop_and_look, f"{times} rolls", 120)
+
+        first = checkout.run("jobs/ingest.py", environ=environ)
+        drop_until_rolled(first, 1)
+        first.stop(signal.SIGKILL)
+        second = checkout.run("jobs/ingest.py", environ=environ)
+        drop_until_rolled(second, 1)
+        assert second.stop() == 0, second.screen()
+        last = checkout.run("jobs/ingest.py", "--once", environ=environ)
+        assert last.end() == 0, last.screen()
+
+        landing = checkout.inbox / ".landing"
+        drained = checkout.run("jobs/drain.py", "--until-empty", "--format", "json", environ=environ)
+        assert drained.end() == 0
+        seen = Counter(record["message"] for record in drained.records())
+        assert seen == Counter(f"{file}/{n}" for file in range(dropped) for n in range(3))
+        assert [path.name for path in landing.iterdir() if not path.name.startswith(".")] == []
