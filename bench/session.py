@@ -53,7 +53,7 @@ def store_ours(spark: SparkSession, folder: Path, url: str, rejects: Path) -> No
         rejects=str(rejects),
         transaction_messages=IngestSettings().transaction_messages,
     )
-    BatchWriter(settings, SystemClock())(read_landing_once(spark, str(folder)), 0)
+    BatchWriter(settings, SystemClock(), lambda *told: None)(read_landing_once(spark, str(folder)), 0)
 
 
 def parse_ours(spark: SparkSession, folder: Path) -> None:

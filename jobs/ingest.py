@@ -3,11 +3,13 @@
 import argparse
 import logging
 import os
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from threading import Event
+from typing import Any
 
 from py4j.protocol import Py4JError
 from pyspark.sql import SparkSession
@@ -25,14 +27,17 @@ from pipeline.cli import (
 from pipeline.config import RedisSettings, Settings
 from pipeline.core.clock import SystemClock
 from pipeline.core.errors import ConfigError
+from pipeline.ingest.bar import intake_bar
 from pipeline.ingest.checkpoint import CheckpointKeeper
 from pipeline.ingest.feeds import DirectFeed, Feed, FilesFeed, SocketFeed
 from pipeline.ingest.loop import FenceSweeper, run_once, run_to_the_end, run_until_stopped
+from pipeline.ingest.progress import BatchReporter, WaitingFiles
 from pipeline.ingest.query import bind_checkpoint, open_session, start_query, warm_up
 from pipeline.ingest.sources import read_direct, read_landing
-from pipeline.ingest.writer import WriterSettings
+from pipeline.ingest.writer import BatchWriter, WriterSettings
 from pipeline.store.checks import check_server
 from pipeline.store.connection import connect
+from pipeline.store.ingests import write_progress
 from pipeline.store.keys import Keys
 from pipeline.store.redis_store import RedisStore
 
@@ -119,9 +124,8 @@ def main(arguments: list[str], stop: Stop) -> int:
             spark = beside.submit(open_session).result()
         stack.callback(_stop_spark, spark, stop)
         check_master(spark, settings)
-        store = RedisStore(client, Keys(redis_settings.namespace))
         if not stop():
-            _run(given.once, settings, redis_settings, spark, feed, checkpoint, stop, store)
+            _run(given.once, settings, redis_settings, client, spark, feed, checkpoint, stop)
     return EXIT_SUCCESS
 
 
@@ -137,36 +141,47 @@ def _run(
     once: bool,
     settings: Settings,
     redis_settings: RedisSettings,
+    client: Any,
     spark: SparkSession,
     feed: Feed,
     checkpoint: str,
     stop: Stop,
-    store: RedisStore,
 ) -> None:
-    clock = SystemClock()
-    read = read_direct if isinstance(feed, DirectFeed) else read_landing
+    clock, keys = SystemClock(), Keys(redis_settings.namespace)
+    store = RedisStore(client, keys)
     sweeper, keeper = landing_keepers(settings, feed, checkpoint, store)
-    files = read(spark, feed.location, settings.ingest.max_bytes_per_trigger)
+    if keeper is not None and (rolled := keeper.prepare()):
+        log.info("rolled the checkpoint: its log named %s files", f"{rolled:,}")
+    waiting = WaitingFiles(keeper.checkpoint, keeper.landing, clock) if keeper else None
+    reporter = BatchReporter(feed.source_id, feed.reads, waiting, partial(write_progress, client, keys), clock)
+    spark.streams.addListener(reporter)
     writer_settings = WriterSettings(
         redis_settings, feed.source_id, settings.ingest.rejects, settings.ingest.transaction_messages
     )
-    if keeper is not None and (rolled := keeper.prepare()):
-        log.info("rolled the checkpoint: its log named %s files", f"{rolled:,}")
+    read = read_direct if isinstance(feed, DirectFeed) else read_landing
+    files = read(spark, feed.location, settings.ingest.max_bytes_per_trigger)
+    writer = BatchWriter(writer_settings, clock, reporter.report)
     if once:
         run_once(feed, stop, stop.interrupting)
     else:
         warm_up(spark)
     if stop():
         return
-    start = partial(start_query, files, writer_settings, checkpoint, None if once else settings.ingest.trigger, clock)
-    query = start()
-    log.info("ingest is up: it reads %s", feed.reads)
-    announce_ready()
-    if not once:
-        run_until_stopped(feed, query, start, clock, stop, stop.interrupting, sweeper, keeper)
-        return
-    run_to_the_end(query, stop, clock, keeper)
-    if sweeper is not None:
+    with ExitStack() as stack:
+        look = None
+        if once and sweeper is not None:
+            fences_of = partial(store.fences, feed.source_id)
+            look = stack.enter_context(intake_bar(Path(feed.location), fences_of, sys.stderr, clock))
+        start = partial(start_query, files, writer, checkpoint, None if once else settings.ingest.trigger)
+        query = start()
+        log.info("ingest is up: it reads %s", feed.reads)
+        announce_ready()
+        if once:
+            run_to_the_end(query, stop, clock, keeper, look)
+        else:
+            run_until_stopped(feed, query, start, clock, stop, stop.interrupting, sweeper, keeper)
+    reporter.wait_for_the_end()
+    if once and sweeper is not None:
         sweeper.sweep()
 
 

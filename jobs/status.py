@@ -3,6 +3,7 @@
 import json
 import logging
 from contextlib import ExitStack
+from dataclasses import asdict
 
 from pipeline.cli import EXIT_SUCCESS, Stop, new_parser, reachable_redis, run_main, set_log_level, settings_from
 from pipeline.core.clock import SystemClock
@@ -10,6 +11,7 @@ from pipeline.sinks.screen import utc_text
 from pipeline.store.base import Stats
 from pipeline.store.checks import check_server
 from pipeline.store.connection import connect
+from pipeline.store.ingests import IngestProgress, read_progress
 from pipeline.store.keys import Keys
 from pipeline.store.redis_store import RedisStore
 
@@ -30,8 +32,12 @@ def main(arguments: list[str], stop: Stop) -> int:
         client = connect(redis_settings)
         for warning in check_server(client, redis_settings, SystemClock()):
             logging.getLogger(__name__).warning("%s", warning)
-        stats = RedisStore(client, Keys(redis_settings.namespace)).stats()
-    print(json.dumps(as_record(stats)) if given.format == "json" else as_text(stats))
+        keys = Keys(redis_settings.namespace)
+        stats, ingests = RedisStore(client, keys).stats(), read_progress(client, keys)
+    if given.format == "json":
+        print(json.dumps({**as_record(stats), "ingest": [asdict(progress) for progress in ingests]}))
+    else:
+        print("\n".join([as_text(stats), *(ingest_text(progress, stats.now_ms) for progress in ingests)]))
     return EXIT_SUCCESS
 
 
@@ -62,6 +68,25 @@ def as_text(stats: Stats) -> str:
         lines.append(f"{'next due':<12}{when:>12}  ({utc_text(stats.next_due_ms)} UTC)")
     lines.append(f"{'oldest late':<12}{f'{stats.overdue_ms / 1000:,.1f} s':>12}")
     return "\n".join(lines)
+
+
+def ingest_text(progress: IngestProgress, now_ms: int) -> str:
+    """Return what one ingest job has done, for eyes; ``now_ms`` is the server's clock."""
+    ago_sec = max(0, now_ms - progress.last_batch_ms) / 1000
+    waited_ms = progress.last_oldest_waiting_ms
+    waits = "" if waited_ms is None else f"; oldest waited {waited_ms / 1000:,.1f} s"
+    phases = sorted(progress.last_phases_ms.items(), key=lambda phase: -phase[1])
+    totals = (
+        f"{progress.batches:,} batches, {progress.files:,} files, {progress.lines:,} lines: {progress.stored:,} stored, "
+        f"{progress.known:,} known, {progress.rejected:,} rejected, {progress.blank:,} blank"
+    )
+    last = (
+        f"last batch {ago_sec:,.1f} s ago: {progress.last_lines:,} lines, {progress.last_lines_per_sec:,}/s, "
+        f"{progress.last_took_ms:,} ms in all{waits}"
+    )
+    spent = ", ".join(f"{name} {ms:,}" for name, ms in phases)
+    since = f"ingest of {progress.reads}, since {utc_text(progress.started_ms)} UTC"
+    return f"\n{since}\n  {totals}\n  {last}\n  of that {spent} ms"
 
 
 SHOWN = ("scheduled", "in_flight", *COUNTERS)

@@ -49,7 +49,7 @@ class IngestSettings:
     rejects: str = "rejects"
     trigger: str = "100 milliseconds"
     max_bytes_per_trigger: int = 256 * 1024 * 1024
-    segment_bytes: int = 32 * 1024 * 1024
+    segment_bytes: int = 8 * 1024 * 1024
     transaction_messages: int = 5_000
     settle_ms: int = 1_000
     socket_roll_ms: int = 100

@@ -2,7 +2,7 @@
 
 Spark's file source remembers every file that it has ever seen, in memory and in a log that it rewrites every ten batches, so
 a checkpoint that lives for a year gets slower every day. Ours may be thrown away at any time: what makes storing exactly-once
-is the fence of each landing file in Redis. ``docs/adr/0008-rolling-the-checkpoint.md`` has the order of the steps and why.
+is the fence of each landing file in Redis. ``docs/adr/0009-rolling-the-checkpoint.md`` has the order of the steps and why.
 
     commits/N            there once batch N is committed
     offsets/N            last line {"logOffset": K}: batch N ends with entry K of the log of files

@@ -98,9 +98,13 @@ def run_once(feed: Feed, stopping: Callable[[], bool], interruptibly: Callable[[
 
 
 def run_to_the_end(
-    query: StreamingQuery, stopping: Callable[[], bool], clock: Clock, keeper: CheckpointKeeper | None
+    query: StreamingQuery,
+    stopping: Callable[[], bool],
+    clock: Clock,
+    keeper: CheckpointKeeper | None,
+    look: Callable[[], object] | None,
 ) -> None:
-    """Wait for a query that ends by itself.
+    """Wait for a query that ends by itself; ``look`` is called many times a second.
 
     Raises:
         PipelineError: it failed.
@@ -109,6 +113,8 @@ def run_to_the_end(
         if stopping():
             stop_query(query, clock)
             break
+        if look is not None:
+            look()
         Event().wait(CHECK_MS / 1000)
     else:
         if query.exception() is not None:
@@ -162,9 +168,11 @@ class FenceSweeper:
         oldest_ms = self.clock.wall_ms() - self.keep_ms
         try:
             here = {path.name.partition(".")[0] for path in self.landing.iterdir()}
-            missing = {token for token in self.store.fenced_tokens(self.source_id) if token not in here}
+            # The fence of a later piece of a large file has the piece's first line behind the file's token.
+            missing = {f for f in self.store.fenced_tokens(self.source_id) if f.partition(".")[0] not in here}
             gone = missing if self._missing is None else missing & self._missing
-            self.store.forget_fences(self.source_id, [token for token in gone if token_epoch_ms(token) < oldest_ms])
+            old = [f for f in gone if token_epoch_ms(f.partition(".")[0]) < oldest_ms]
+            self.store.forget_fences(self.source_id, old)
             self._missing = missing
         except (StoreError, OSError) as exc:
             log.debug("the fences are swept later: %s", exc)

@@ -10,11 +10,10 @@ from tempfile import TemporaryDirectory
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from pipeline.core.clock import Clock
 from pipeline.core.errors import ConfigError, PipelineError
 from pipeline.core.ids import encode_token
 from pipeline.ingest.sources import read_landing_once
-from pipeline.ingest.writer import BatchWriter, WriterSettings, count_lines
+from pipeline.ingest.writer import BatchWriter, count_lines
 
 log = logging.getLogger(__name__)
 
@@ -30,6 +29,8 @@ def open_session() -> SparkSession:
     spark = SparkSession.builder.appName("duetime-ingest").getOrCreate()
     for name, value in PINNED.items():
         spark.conf.set(name, value)
+    # What a batch raises ends the query, whose failure is told; the page that py4j logs besides helps nobody.
+    logging.getLogger("py4j.clientserver").setLevel(logging.CRITICAL)
     return spark
 
 
@@ -44,9 +45,7 @@ def warm_up(spark: SparkSession) -> None:
         read_landing_once(spark, folder).mapInArrow(count_lines, "lines long").collect()
 
 
-def start_query(
-    files: DataFrame, settings: WriterSettings, checkpoint: str, trigger: str | None, clock: Clock
-) -> StreamingQuery:
+def start_query(files: DataFrame, write: BatchWriter, checkpoint: str, trigger: str | None) -> StreamingQuery:
     """Start storing what ``files`` brings.
 
     Args:
@@ -56,11 +55,7 @@ def start_query(
     Raises:
         ConfigError: Spark does not understand the trigger.
     """
-    writer = (
-        files.writeStream.queryName("duetime-ingest")
-        .foreachBatch(BatchWriter(settings, clock))
-        .option("checkpointLocation", checkpoint)
-    )
+    writer = files.writeStream.queryName("duetime-ingest").foreachBatch(write).option("checkpointLocation", checkpoint)
     if trigger is None:
         return writer.trigger(availableNow=True).start()
     try:

@@ -17,7 +17,7 @@ _DIRECT_NAMES: Final = "*.{json,jsonl,csv,json.gz,jsonl.gz,csv.gz}"
 
 
 def read_landing(spark: SparkSession, landing_dir: str, max_bytes_per_trigger: int) -> DataFrame:
-    """Stream the files of a landing folder: whole, immutable, uniquely named, at most some 32 MiB each.
+    """Stream the files of a landing folder: whole, immutable, uniquely named, at most some 8 MiB each.
 
     ``max_bytes_per_trigger`` bounds a micro-batch; a single larger file is still taken.
     """

@@ -63,9 +63,13 @@ class WriterSettings:
 class BatchWriter:
     """Writes micro-batches of file rows; each line is stored exactly once, whatever was stored of its file before."""
 
-    def __init__(self, settings: WriterSettings, clock: Clock) -> None:
+    def __init__(
+        self, settings: WriterSettings, clock: Clock, report: Callable[[int, "Summary", float], object]
+    ) -> None:
+        """``report`` is told of each batch that is stored: its number, what became of its lines, and the seconds it took."""
         self._settings = settings
         self._clock = clock
+        self._report = report
 
     def __call__(self, batch: DataFrame, batch_id: int) -> None:
         """Store one micro-batch. Returns when Redis has acknowledged every message of it; raises otherwise."""
@@ -74,14 +78,7 @@ class BatchWriter:
         while total.lost:
             log.warning("Redis lost what it had taken of %d files, as after a crash; they are stored again", total.lost)
             total = self._write(batch)
-        elapsed_sec = max(self._clock.monotonic_ms() - started_ms, 1) / 1000
-        log.info(
-            "batch %d: %s lines, %s stored, %s known, %s rejected, %s blank in %.2f s (%s/s)",
-            batch_id,
-            *(f"{n:,}" for n in (total.lines, total.stored, total.known, total.rejected, total.blank)),
-            elapsed_sec,
-            f"{total.lines / elapsed_sec:,.0f}",
-        )
+        self._report(batch_id, total, (self._clock.monotonic_ms() - started_ms) / 1000)
 
     def _write(self, batch: DataFrame) -> Summary:
         total = Summary()

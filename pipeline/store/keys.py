@@ -49,6 +49,14 @@ class Keys:
         """ZSET: fence token -> epoch ms at which its fence moved last."""
         return self._key(f"fences:{source_id}")
 
+    def ingest(self, source_id: str) -> str:
+        """HASH: what the ingest job of a source has done since it started, and its last batch; it expires."""
+        return self._key(f"ingest:{source_id}")
+
+    def ingests(self) -> str:
+        """ZSET: source id -> epoch ms of its last batch, of every source that has such a hash."""
+        return self._key("ingests")
+
     def counters(self) -> str:
         """HASH: stored known rejected delivered reclaimed stale_acks dead -> how many ever."""
         return self._key("counters")

@@ -201,7 +201,8 @@ def test_a_kill_at_any_step_of_beginning_anew_loses_nothing_and_stores_nothing_t
     spark: SparkSession, given: Input, server: RealServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     redis = RedisSettings(url=server.url, namespace=f"test-{uuid.uuid4().hex}")
-    write = BatchWriter(WriterSettings(redis, "source", str(given.landing.parent / "rejects"), 2), SystemClock())
+    settings = WriterSettings(redis, "source", str(given.landing.parent / "rejects"), 2)
+    write = BatchWriter(settings, SystemClock(), lambda *_: None)
     keeper = CheckpointKeeper(given.checkpoint, given.landing, 0, SystemClock())
 
     # Every kind of file is there each time: read and left behind, read by a batch that was cut off, not read.

@@ -147,9 +147,11 @@ class Query:
 
 
 def test_a_query_that_takes_in_what_is_there_may_end_and_may_fail() -> None:
-    run_to_the_end(Query(None), lambda: False, ManualClock(), None)  # type: ignore[arg-type]
+    run_to_the_end(Query(None), lambda: False, ManualClock(), None, None)  # type: ignore[arg-type]
     with pytest.raises(PipelineError, match=r"java\.io\.IOException: disk"):
-        run_to_the_end(Query(Exception("x\nCaused by: java.io.IOException: disk")), lambda: False, ManualClock(), None)  # type: ignore[arg-type]
+        run_to_the_end(
+            Query(Exception("x\nCaused by: java.io.IOException: disk")), lambda: False, ManualClock(), None, None
+        )  # type: ignore[arg-type]
 
 
 def test_a_query_that_should_run_for_ever_and_does_not_is_a_failure() -> None:

@@ -1,0 +1,233 @@
+"""What a user sees of the query: the line of a batch, the counters, the bar."""
+
+import io
+import logging
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from pipeline.config import RedisSettings
+from pipeline.core.errors import StoreUnavailable
+from pipeline.core.ids import encode_token
+from pipeline.ingest import progress as module
+from pipeline.ingest.bar import Intake, intake_bar
+from pipeline.ingest.checkpoint import begin_anew
+from pipeline.ingest.progress import BatchReporter, WaitingFiles, batch_line
+from pipeline.ingest.sources import read_landing
+from pipeline.ingest.writer import BatchWriter, Summary, WriterSettings
+from pipeline.store.connection import connect
+from pipeline.store.ingests import KEEP_SEC, IngestProgress, read_progress, write_progress
+from pipeline.store.keys import Keys
+from tests.servers import RealServer, real_server
+
+NOW_MS = 1_700_000_060_000
+
+
+class ManualClock:
+    """Stands still, or moves by hand."""
+
+    now_ms = 0.0
+
+    def wall_ms(self) -> int:
+        return NOW_MS + round(self.now_ms)
+
+    def monotonic_ms(self) -> float:
+        return self.now_ms
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[RealServer]:
+    with real_server() as running:
+        yield running
+
+
+@pytest.fixture
+def redis(server: RealServer) -> RedisSettings:
+    return RedisSettings(url=server.url, namespace=f"test-{uuid.uuid4().hex}")
+
+
+def progress(source_id: str, last_batch_ms: int, **changed: object) -> IngestProgress:
+    values = {
+        "source_id": source_id,
+        "reads": "/in/größe",
+        "started_ms": NOW_MS,
+        **dict.fromkeys(("batches", "files", "lines", "stored", "known", "rejected", "blank"), 3),
+        "last_batch_ms": last_batch_ms,
+        **dict.fromkeys(("last_lines", "last_lines_per_sec", "last_took_ms"), 4),
+        "last_oldest_waiting_ms": None,
+        "last_phases_ms": {"addBatch": 210},
+    }
+    return IngestProgress(**{**values, **changed})  # type: ignore[arg-type]
+
+
+def test_a_batch_is_one_line_of_a_screen_also_with_a_million_lines() -> None:
+    line = batch_line(12, Summary(lines=1_000_000, stored=1_000_000), 4.05, 12_345)
+    assert line == "batch 12: 1,000,000 in, 1,000,000 stored, 0 known, 0 rejected, 247k/s, oldest waits 12.3 s"
+    assert len("2026-11-21 04:00:06 ingest: ") + len(line) < 120
+    few = Summary(lines=9, stored=6, known=2, rejected=1)
+    assert batch_line(0, few, 0.0, None) == "batch 0: 9 in, 6 stored, 2 known, 1 rejected, 9,000/s"
+
+
+def land(landing: Path, age_ms: int, content: str = '{"message":"m","delay_sec":0}\n{"message":"x"}\n') -> str:
+    name = f"{encode_token(NOW_MS - age_ms, 7)}.1.json.a+json"
+    landing.mkdir(exist_ok=True)
+    (landing / f".work-{name}").write_text(content)
+    (landing / f".work-{name}").rename(landing / name)
+    return name
+
+
+def take_in(spark: SparkSession, folder: Path, redis: RedisSettings, reporter: BatchReporter) -> None:
+    """Run a query that a reporter listens to, as the job does."""
+    spark.streams.addListener(reporter)
+    try:
+        writer = BatchWriter(WriterSettings(redis, "s", str(folder / "rejects"), 100), ManualClock(), reporter.report)
+        files = read_landing(spark, str(folder / "landing"), 1 << 20)
+        query = files.writeStream.foreachBatch(writer).option("checkpointLocation", str(folder / "checkpoint"))
+        running = query.trigger(availableNow=True).start()
+        assert running.awaitTermination(120), "the query did not finish within two minutes"
+        reporter.wait_for_the_end()
+    finally:
+        spark.streams.removeListener(reporter)
+
+
+def test_each_batch_that_had_lines_is_told_to_a_log_and_to_the_store(
+    spark: SparkSession, tmp_path: Path, redis: RedisSettings, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, logger="pipeline.ingest.progress")
+    client, keys = connect(redis), Keys(redis.namespace)
+    waiting = WaitingFiles(tmp_path / "checkpoint", tmp_path / "landing", ManualClock())
+    reporter = BatchReporter("s", "/in", waiting, lambda told: write_progress(client, keys, told), ManualClock())
+    land(tmp_path / "landing", 7_000)
+    land(tmp_path / "landing", 6_000)
+    take_in(spark, tmp_path, redis, reporter)
+    land(tmp_path / "landing", 5_000)
+    take_in(spark, tmp_path, redis, reporter)
+    take_in(spark, tmp_path, redis, reporter)  # nothing new
+
+    lines = [record.getMessage() for record in caplog.records]
+    assert [line.partition(":")[2].rpartition(" rejected")[0] for line in lines] == [
+        " 4 in, 2 stored, 0 known, 2",
+        " 2 in, 1 stored, 0 known, 1",
+    ]
+    assert all(line.endswith("/s, oldest waits 0.0 s") for line in lines)
+    [told] = read_progress(client, keys)
+    assert (told.reads, told.batches, told.files, told.lines, told.stored, told.rejected) == ("/in", 2, 3, 6, 3, 3)
+    assert (told.last_lines, told.last_batch_ms, told.last_oldest_waiting_ms) == (2, NOW_MS, 0)
+    assert {"addBatch", "queryPlanning", "latestOffset", "walCommit"} <= told.last_phases_ms.keys()
+    assert told.last_took_ms >= told.last_phases_ms["addBatch"] > 0
+
+
+def test_a_store_that_does_not_answer_disturbs_no_query_and_is_told_the_sums_later(
+    spark: SparkSession, tmp_path: Path, redis: RedisSettings
+) -> None:
+    told: list[IngestProgress] = []
+
+    def refuse_the_first(sums: IngestProgress) -> None:
+        told.append(sums)
+        if len(told) == 1:
+            raise StoreUnavailable("Redis does not answer.")
+
+    reporter = BatchReporter("s", "/in", None, refuse_the_first, ManualClock())
+    for _ in range(2):
+        land(tmp_path / "landing", len(told) + 1)
+        take_in(spark, tmp_path, redis, reporter)
+    assert [(sums.batches, sums.lines) for sums in told] == [(1, 2), (2, 4)]
+    assert told[0].last_oldest_waiting_ms is None
+
+
+def test_the_oldest_file_that_is_not_stored_is_found(
+    spark: SparkSession, tmp_path: Path, redis: RedisSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    landing, checkpoint = tmp_path / "landing", tmp_path / "checkpoint"
+    waiting = WaitingFiles(checkpoint, landing, ManualClock())
+    assert waiting.oldest_ms(0) is None, "there is no such batch"
+
+    after: list[int | None] = []
+
+    class Watching(BatchReporter):
+        """Files land while each batch is stored, and Spark has deleted nothing yet."""
+
+        def report(self, batch_id: int, summary: Summary, elapsed_sec: float) -> None:
+            after.append(waiting.oldest_ms(batch_id))
+            land(landing, 4_000)
+            land(landing, 3_000)
+            after.append(waiting.oldest_ms(batch_id))
+
+    reporter = Watching("s", "/in", None, lambda _: None, ManualClock())
+    read = land(landing, 9_000)
+    take_in(spark, tmp_path, redis, reporter)
+    assert after == [0, 4_000]
+    (landing / read).write_text("")  # Spark deletes late: it doesn't count as long as it is known to be stored
+    monkeypatch.setattr(module, "LISTED_MAX", 3)
+    assert waiting.oldest_ms(0) == 4_000
+    begin_anew(checkpoint)
+    land(landing, 8_000)
+    take_in(spark, tmp_path, redis, reporter)
+    assert after[2] == 0, "a new checkpoint counts from 0, and all of this was read"
+
+
+def test_what_jobs_tell_of_themselves_is_bounded_in_time(redis: RedisSettings) -> None:
+    client, keys = connect(redis), Keys(redis.namespace)
+    write_progress(client, keys, progress("old", NOW_MS - KEEP_SEC * 1000 - 1))
+    write_progress(client, keys, progress("one", NOW_MS - 1))
+    write_progress(client, keys, progress("two", NOW_MS))
+    assert read_progress(client, keys) == [progress("two", NOW_MS), progress("one", NOW_MS - 1)]
+    assert client.ttl(keys.ingest("two")) == KEEP_SEC
+    client.delete(keys.ingest("two"))
+    client.hset(keys.ingest("one"), "reads", '"/elsewhere"')
+    client.hdel(keys.ingest("one"), "blank")
+    assert read_progress(client, keys) == []
+
+
+class Terminal(io.StringIO):
+    """Says that it is one."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def test_bytes_taken_in_follow_the_fences_and_the_files_that_are_gone(tmp_path: Path) -> None:
+    fenced, gone, waiting = (land(tmp_path, age_ms, "x" * size) for age_ms, size in ((9, 100), (8, 10), (7, 1)))
+    fences = {fenced[:14]: "5 00000001"}
+    intake = Intake(tmp_path, lambda tokens: [fences.get(token, "") for token in tokens])
+    assert (intake.total_bytes, intake.taken_bytes()) == (111, 0)
+    fences[fenced[:14]] = "all"
+    assert intake.taken_bytes() == 100
+    (tmp_path / gone).unlink()
+    assert intake.taken_bytes() == 110
+    (tmp_path / fenced).unlink()
+    (tmp_path / waiting).unlink()
+    assert intake.taken_bytes() == 111
+
+
+def test_a_terminal_gets_a_bar_with_log_lines_above_it(tmp_path: Path) -> None:
+    name, clock, terminal = land(tmp_path, 9_000), ManualClock(), Terminal()
+    with intake_bar(tmp_path, lambda tokens: ["" for _ in tokens], terminal, clock) as move:
+        move()
+        (tmp_path / name).unlink()
+        clock.now_ms += 1_000
+        move()
+    assert "taking in:   0%" in terminal.getvalue()
+    assert "taking in: 100%" in terminal.getvalue()
+
+
+def test_a_store_that_does_not_answer_leaves_the_bar_where_it_is(tmp_path: Path) -> None:
+    def refuse(tokens: object) -> list[str]:
+        raise StoreUnavailable("Redis does not answer.")
+
+    land(tmp_path, 9_000)
+    terminal = Terminal()
+    with intake_bar(tmp_path, refuse, terminal, ManualClock()) as move:
+        move()
+    assert "100%" not in terminal.getvalue()
+
+
+def test_what_is_no_terminal_gets_no_bar(tmp_path: Path) -> None:
+    land(tmp_path, 9_000)
+    stream = io.StringIO()
+    with intake_bar(tmp_path, lambda tokens: ["" for _ in tokens], stream, ManualClock()) as move:
+        move()
+    assert stream.getvalue() == ""
