@@ -27,6 +27,7 @@ from pipeline.core.messages import (
     encode_member,
 )
 from pipeline.core.validation import ID_PATTERN, TOPIC_PATTERN, Kind, validate_line
+from pipeline.store.resp import frame_pair
 
 # A file is parsed and stored in pieces of about so many bytes, cut at line ends, which bounds what a task holds of it. The
 # cuts name the fences of the pieces, so the number must never change.
@@ -80,14 +81,15 @@ class RejectedLine:
 
 @dataclass(slots=True)
 class ParsedPiece:
-    """The lines of one piece of a file. ``due_ms`` and ``members`` run in parallel, in line order.
+    """The lines of one piece of a file. ``due_ms`` and ``pairs`` run in parallel, in line order.
 
-    ``fence_token`` names what is stored of this piece; ``caller_ids`` are by index into ``members``.
+    ``fence_token`` names what is stored of this piece; each pair is a ``resp.frame_pair`` of due_ms and member; ``caller_ids`` are
+    by index into ``pairs``.
     """
 
     fence_token: str
     due_ms: list[int] = field(default_factory=list)
-    members: list[bytes] = field(default_factory=list)
+    pairs: list[str] = field(default_factory=list)
     caller_ids: dict[int, str] = field(default_factory=dict)
     rejected: list[RejectedLine] = field(default_factory=list)
     lines: int = 0
@@ -127,7 +129,7 @@ def _parse_lines(piece: ParsedPiece, file: FileText, header: str, lines: list[by
     token, is_sock, is_csv = file.token, file.kind == "sock", file.kind == "csv"
     is_beyond = first_line + len(lines) - 1 > LINE_NO_MAX
     arrival_ms: int | None = file.arrival_ms
-    add_due, add_member = piece.due_ms.append, piece.members.append
+    add_due, add_pair = piece.due_ms.append, piece.pairs.append
     for line_no, line in enumerate(lines, first_line):
         if is_sock:
             arrival_ms, line = _split_stamp(line)
@@ -138,7 +140,7 @@ def _parse_lines(piece: ParsedPiece, file: FileText, header: str, lines: list[by
         due_ms, fields = found
         if fields.id is _ABSENT and fields.topic is _ABSENT and fields.headers is _ABSENT:
             add_due(due_ms)
-            add_member(f"{token}{line_no:08x}{BODY_PLAIN}{fields.message}".encode())
+            add_pair(frame_pair(due_ms, f"{token}{line_no:08x}{BODY_PLAIN}{fields.message}"))
         else:
             _add(piece, token, line_no, _as_request(due_ms, fields))
     return piece
@@ -213,11 +215,11 @@ def _as_request(due_ms: int, fields: _Fields) -> MessageRequest:
 
 def _add(piece: ParsedPiece, token: str, line_no: int, request: MessageRequest) -> None:
     if request.caller_id is not None:
-        piece.caller_ids[len(piece.members)] = request.caller_id
+        piece.caller_ids[len(piece.pairs)] = request.caller_id
+    message_id = f"{token}{line_no:08x}"
+    member = encode_member(message_id, request.message, request.topic, request.caller_id, request.headers)
     piece.due_ms.append(request.due_ms)
-    piece.members.append(
-        encode_member(f"{token}{line_no:08x}", request.message, request.topic, request.caller_id, request.headers)
-    )
+    piece.pairs.append(frame_pair(request.due_ms, member.decode()))
 
 
 def _add_judged(

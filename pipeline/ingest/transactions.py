@@ -7,8 +7,7 @@ store compares and moves the fence together with the messages.
 """
 
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Sequence
-from itertools import chain
+from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
@@ -17,6 +16,7 @@ from pipeline.core.buckets import BUCKET_WIDTH_MS, bucket_start_ms
 from pipeline.core.ids import MESSAGE_ID_LENGTH, TOKEN_LENGTH
 from pipeline.ingest.parsing import ParsedPiece
 from pipeline.store.base import NO_FENCE, FenceMove, Group, IdentifiedMessage, Transaction
+from pipeline.store.resp import unframe_pair
 
 ALL_STORED: Final = "all"
 
@@ -25,10 +25,12 @@ class PieceQueue:
     """The messages of one piece of a landing file, in order of due time, and the place up to which they are stored."""
 
     def __init__(self, piece: ParsedPiece) -> None:
-        order = np.argsort(np.array(piece.due_ms, dtype=np.int64), kind="stable").tolist()
+        due_ms = np.array(piece.due_ms, dtype=np.int64)
+        in_order = np.argsort(due_ms, kind="stable")
+        order = in_order.tolist()
         self.fence_token = piece.fence_token
-        self.due_ms = [piece.due_ms[index] for index in order]
-        self.members = [piece.members[index] for index in order]
+        self.due_ms: list[int] = due_ms[in_order].tolist()
+        self.pairs = [piece.pairs[index] for index in order]
         self.caller_ids = {}
         if piece.caller_ids:
             self.caller_ids = {
@@ -42,20 +44,20 @@ class PieceQueue:
         """Take up at a fence, also one that went back; returns how many messages are stored already."""
         self.fence = fence
         if fence == ALL_STORED:
-            self.place = len(self.members)
+            self.place = len(self.pairs)
         elif fence == NO_FENCE:
             self.place = 0
         else:
             due_ms, line = fence.split(" ")
             self.place = bisect_left(self.due_ms, int(due_ms))
-            while self.place < len(self.members) and self._position(self.place) <= (int(due_ms), line):
+            while self.place < len(self.pairs) and self._position(self.place) <= (int(due_ms), line):
                 self.place += 1
         return self.place
 
     @property
     def left(self) -> int:
         """Messages that are not stored yet."""
-        return len(self.members) - self.place
+        return len(self.pairs) - self.place
 
     @property
     def is_stored(self) -> bool:
@@ -64,13 +66,14 @@ class PieceQueue:
 
     def fence_at(self, place: int) -> str:
         """Return the fence that says that everything before ``place`` is stored."""
-        if place == len(self.members):
+        if place == len(self.pairs):
             return ALL_STORED
         due_ms, line = self._position(place - 1)
         return f"{due_ms} {line}"
 
     def _position(self, place: int) -> tuple[int, str]:
-        return self.due_ms[place], self.members[place][TOKEN_LENGTH:MESSAGE_ID_LENGTH].decode()
+        due_ms, member = unframe_pair(self.pairs[place])
+        return due_ms, member[TOKEN_LENGTH:MESSAGE_ID_LENGTH].decode()
 
 
 class Step:
@@ -82,11 +85,11 @@ class Step:
         for queue in queues:
             if queue.is_stored or (self._ends and (room <= 0 or room_bytes <= 0)):
                 continue
-            end = min(queue.place + room, len(queue.members))
-            size = sum(map(len, queue.members[queue.place : end]))
+            end = min(queue.place + room, len(queue.pairs))
+            size = sum(map(len, queue.pairs[queue.place : end]))
             while size > room_bytes and end > queue.place + 1:
                 end = queue.place + (end - queue.place) // 2
-                size = sum(map(len, queue.members[queue.place : end]))
+                size = sum(map(len, queue.pairs[queue.place : end]))
             room, room_bytes = room - (end - queue.place), room_bytes - size
             self._ends.append((queue, end))
 
@@ -98,17 +101,15 @@ class Step:
         """Return what the store is asked to do."""
         return Transaction(
             moves=[FenceMove(queue.fence_token, queue.fence, queue.fence_at(end)) for queue, end in self._ends],
-            groups=_groups(self._rows()),
+            groups=self._groups(),
             identified=[
-                IdentifiedMessage(
-                    bucket_start_ms(queue.due_ms[i]), queue.due_ms[i], queue.members[i], queue.caller_ids[i]
-                )
+                IdentifiedMessage(bucket_start_ms(queue.due_ms[i]), *unframe_pair(queue.pairs[i]), queue.caller_ids[i])
                 for queue, end in self._ends
                 if queue.caller_ids
                 for i in range(queue.place, end)
                 if i in queue.caller_ids
             ],
-            rejected=sum(queue.rejected for queue, end in self._ends if end == len(queue.members)),
+            rejected=sum(queue.rejected for queue, end in self._ends if end == len(queue.pairs)),
         )
 
     def advance(self) -> None:
@@ -116,29 +117,24 @@ class Step:
         for queue, end in self._ends:
             queue.fence, queue.place = queue.fence_at(end), end
 
-    def _rows(self) -> list[tuple[int, bytes]]:
-        parts: list[Iterable[tuple[int, bytes]]] = []
+    def _groups(self) -> list[Group]:
+        """Return the messages without a caller's id, in order of due_ms, cut by bucket."""
+        if len(self._ends) == 1 and not self._ends[0][0].caller_ids:
+            queue, end = self._ends[0]
+            return _cut(queue.due_ms[queue.place : end], queue.pairs[queue.place : end])
+        rows: list[tuple[int, bytes, str]] = []
         for queue, end in self._ends:
-            rows: Iterable[tuple[int, bytes]] = zip(
-                queue.due_ms[queue.place : end], queue.members[queue.place : end], strict=True
-            )
-            if queue.caller_ids:
-                ids = queue.caller_ids
-                rows = [row for place, row in enumerate(rows, queue.place) if place not in ids]
-            parts.append(rows)
-        rows_of_all = list(chain.from_iterable(parts))
-        return rows_of_all if len(parts) == 1 else sorted(rows_of_all)
+            places = (place for place in range(queue.place, end) if place not in queue.caller_ids)
+            rows += ((*unframe_pair(queue.pairs[place]), queue.pairs[place]) for place in places)
+        rows.sort()
+        return _cut([due_ms for due_ms, _, _ in rows], [pair for _, _, pair in rows])
 
 
-def _groups(rows: Sequence[tuple[int, bytes]]) -> list[Group]:
-    """Cut rows in order of due_ms by bucket."""
-    return [Group(start, pairs) for start, pairs in _buckets_of(rows)]
-
-
-def _buckets_of(rows: Sequence[tuple[int, bytes]]) -> Iterator[tuple[int, list[bytes]]]:
-    first = 0
-    while first < len(rows):
-        start = bucket_start_ms(rows[first][0])
-        end = bisect_left(rows, (start + BUCKET_WIDTH_MS,), first)
-        yield start, [word for due_ms, member in rows[first:end] for word in (b"%d" % due_ms, member)]
+def _cut(due_ms: Sequence[int], pairs: Sequence[str]) -> list[Group]:
+    groups, first = [], 0
+    while first < len(pairs):
+        start = bucket_start_ms(due_ms[first])
+        end = bisect_left(due_ms, start + BUCKET_WIDTH_MS, first)
+        groups.append(Group(start, pairs[first:end]))
         first = end
+    return groups

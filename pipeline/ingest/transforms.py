@@ -16,6 +16,7 @@ from pipeline.core.buckets import bucket_start_ms
 from pipeline.core.ids import TOKEN_LENGTH
 from pipeline.ingest.parsing import FileText, ParsedPiece, parse_file
 from pipeline.ingest.schemas import LINE_ROW
+from pipeline.store.resp import unframe_pair
 
 
 def select_line_rows(files: DataFrame) -> DataFrame:
@@ -93,7 +94,7 @@ def _accepted(piece: ParsedPiece) -> list[dict[str, object]]:
             "member": member,
             "caller_id": piece.caller_ids.get(index),
         }
-        for index, (due_ms, member) in enumerate(zip(piece.due_ms, piece.members, strict=True))
+        for index, (due_ms, member) in enumerate(map(unframe_pair, piece.pairs))
     ]
 
 

@@ -9,13 +9,10 @@ NO_FENCE = ""  # of a file of which nothing is stored
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Messages of one bucket, sorted by due_ms.
-
-    ``pairs`` is due_ms, member, due_ms, member, … as they go on the wire.
-    """
+    """Messages of one bucket, sorted by due_ms; each is a ``resp.frame_pair``."""
 
     bucket_start_ms: int
-    pairs: Sequence[bytes]
+    pairs: Sequence[str]
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,7 @@
 """The store on a Redis server: Python values in and out, the scripts' status words turned into results or errors."""
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, TypeVar
 
@@ -11,6 +12,7 @@ from pipeline.core.errors import StoreProtocolError, StoreUnavailable
 from pipeline.store.base import Claim, ClaimedMessage, ClaimReply, Scheduled, Stats, Transaction
 from pipeline.store.connection import translated_errors
 from pipeline.store.keys import Keys
+from pipeline.store.resp import frame_command, unframe_pair
 from pipeline.store.scripts import Scripts
 from pipeline.store.survey import survey
 
@@ -72,20 +74,48 @@ class RedisStore:
             StoreUnavailable: it may be stored; call again with the same arguments.
         """
         fence_keys = [self._keys.fence(source_id, move.fence_token) for move in transaction.moves]
-        with translated_errors(), self._client.pipeline(transaction=True) as pipeline:
-            try:
-                pipeline.watch(*fence_keys)
-                fences = pipeline.mget(fence_keys)
-                if [(value or b"").decode() for value in fences] != [move.before for move in transaction.moves]:
-                    return None
-                pipeline.multi()
-                for group in transaction.groups:
-                    pipeline.execute_command("ZADD", self._keys.bucket(group.bucket_start_ms), *group.pairs)
-                pipeline.execute_command(*self._finish_command(source_id, transaction, fence_keys))
-                *_, (stored, known) = pipeline.execute()
-            except redis.exceptions.WatchError:
+        with translated_errors(), self._connection() as connection:
+            connection.send_packed_command([frame_command("WATCH", *fence_keys), frame_command("MGET", *fence_keys)])
+            connection.read_response()
+            fences = [(value or b"").decode() for value in connection.read_response()]
+            if fences != [move.before for move in transaction.moves]:
+                connection.send_command("UNWATCH")
+                connection.read_response()
                 return None
+            commands = [
+                frame_command("MULTI"),
+                *(
+                    frame_command("ZADD", self._keys.bucket(g.bucket_start_ms), pairs=g.pairs)
+                    for g in transaction.groups
+                ),
+                frame_command(*self._finish_command(source_id, transaction, fence_keys)),
+            ]
+            connection.send_packed_command([b"".join([*commands, frame_command("EXEC")])])
+            for _ in commands:
+                connection.read_response()  # a command that is refused here raises what the server says, and nothing is done
+            replies = connection.read_response()
+        if replies is None:
+            return None
+        for reply in replies:
+            if isinstance(reply, Exception):
+                raise StoreProtocolError(
+                    f"Redis could not store all of a transaction ({reply}); its keys are not ours."
+                )
+        stored, known = replies[-1]
         return Scheduled(stored=stored, known=known)
+
+    @contextmanager
+    def _connection(self) -> Iterator[Any]:
+        """Lend a connection; after an error it is closed, as replies may still be on their way."""
+        pool = self._client.connection_pool
+        connection = pool.get_connection()
+        try:
+            yield connection
+        except BaseException:
+            connection.disconnect()
+            raise
+        finally:
+            pool.release(connection)
 
     def claim(self, name: str) -> ClaimReply:
         """Take the oldest due messages of the oldest bucket in flight. Atomic; idempotent per ``name``.
@@ -218,8 +248,8 @@ class RedisStore:
         names += map(keys.bucket, starts)
         arguments: list[str | int | bytes] = [
             keys.wake(),
-            sum(len(group.pairs) // 2 for group in groups),
-            *(groups[0].pairs[:2] if groups else (b"", b"")),
+            sum(len(group.pairs) for group in groups),
+            *(unframe_pair(groups[0].pairs[0]) if groups else ("", "")),
             transaction.rejected,
             self._now(),
             len(transaction.moves),

@@ -17,6 +17,7 @@ from pipeline.store.connection import connect
 from pipeline.store.doorbell import Doorbell
 from pipeline.store.keys import Keys
 from pipeline.store.redis_store import RedisStore
+from pipeline.store.resp import frame_pair
 from tests.servers import real_server
 
 BUCKET_MS = 600_000
@@ -48,9 +49,7 @@ def test_a_thousand_messages_in_a_minute_come_once_each_in_order_none_early() ->
         store = RedisStore(client, keys, settings, now_ms=clock.wall_ms)
         for start_ms in sorted({due_ms - due_ms % BUCKET_MS for due_ms in dues}):
             of_bucket = [(n, due_ms) for n, due_ms in enumerate(dues) if due_ms - due_ms % BUCKET_MS == start_ms]
-            pairs = [
-                part for n, due_ms in of_bucket for part in (b"%d" % due_ms, encode_member(f"{TOKEN}{n:08x}", str(n)))
-            ]
+            pairs = [frame_pair(due_ms, encode_member(f"{TOKEN}{n:08x}", str(n)).decode()) for n, due_ms in of_bucket]
             move = FenceMove(f"{TOKEN}.{start_ms}", NO_FENCE, "all")
             store.schedule("s", Transaction([move], [Group(start_ms, pairs)], [], 0))
         reader, writer = os.pipe()

@@ -7,6 +7,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pipeline.core.validation import Kind
 from pipeline.ingest.parsing import FileText, ParsedPiece, parse_file
 from pipeline.ingest.schemas import FILE_ROW
+from pipeline.store.resp import unframe_pair
 
 ARRIVAL_MS = 1_700_000_000_123
 TOKEN = "OZ0aaaabbbbbbb"
@@ -29,3 +30,10 @@ def parsed(
     """Parse a file that is one piece."""
     (piece,) = parse_file(FileText(token, first_line, kind, "a.jsonl", arrival_ms, content))
     return piece
+
+
+def members(piece: ParsedPiece) -> list[bytes]:
+    """The members of a piece, in line order; each pair must tell its own due time."""
+    pairs = [unframe_pair(pair) for pair in piece.pairs]
+    assert [due_ms for due_ms, _ in pairs] == piece.due_ms
+    return [member for _, member in pairs]

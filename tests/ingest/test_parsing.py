@@ -6,7 +6,7 @@ from pipeline.core.ids import LINE_NO_MAX
 from pipeline.core.messages import Reason
 from pipeline.ingest import parsing
 from pipeline.ingest.parsing import FileText, ParsedPiece, parse_file
-from tests.ingest.files import ARRIVAL_MS, TOKEN, parsed
+from tests.ingest.files import ARRIVAL_MS, TOKEN, members, parsed
 
 GOOD = b'{"message":"m","due":5}'
 
@@ -41,7 +41,7 @@ def test_a_later_segment_counts_on_and_has_no_byte_order_mark() -> None:
 
 def test_a_csv_header_is_no_line_and_rows_are_numbered_from_the_first_line() -> None:
     piece = parsed(b"\xef\xbb\xbfdue,message\r\n5,m\r\n\r\n6,n\nx", "csv", 2)
-    assert piece.members == [f"{TOKEN}00000002mm".encode(), f"{TOKEN}00000004mn".encode()]
+    assert members(piece) == [f"{TOKEN}00000002mm".encode(), f"{TOKEN}00000004mn".encode()]
     assert (places(piece), piece.lines, piece.blank) == ([(5, "x")], 4, 1)
 
 
@@ -65,7 +65,7 @@ def test_a_socket_line_without_an_arrival_is_rejected(line: bytes) -> None:
 def test_one_bad_byte_spoils_its_own_line_only() -> None:
     content = 'é\n{"message":"é","due":5}\n'.encode() + b'\xff{"x"\xc3\n{"message":"\xc3\xa9","due":6}\r\n'
     piece = parsed(content + GOOD + b"\xc3\r\n")
-    assert [m.decode()[22:] for m in piece.members] == ["mé", "mé"]
+    assert [m.decode()[22:] for m in members(piece)] == ["mé", "mé"]
     assert [(r.line_no, r.rejection.reason) for r in piece.rejected] == [
         (1, Reason.NOT_JSON), (3, Reason.NOT_UTF8), (5, Reason.NOT_UTF8)
     ]  # fmt: skip
@@ -74,7 +74,7 @@ def test_one_bad_byte_spoils_its_own_line_only() -> None:
 
 def test_the_highest_line_number_is_taken_and_the_next_is_not() -> None:
     piece = parsed(GOOD + b"\n" + GOOD, first_line=LINE_NO_MAX)
-    assert piece.members == [f"{TOKEN}ffffffffmm".encode()]
+    assert members(piece) == [f"{TOKEN}ffffffffmm".encode()]
     assert [(r.line_no, r.rejection.reason) for r in piece.rejected] == [(LINE_NO_MAX + 1, Reason.LINE_NO_TOO_HIGH)]
 
 
@@ -85,7 +85,7 @@ def test_an_arrival_outside_the_years_makes_a_rejection(arrival_ms: int) -> None
 
 
 def test_equal_lines_are_two_messages() -> None:
-    assert parsed(GOOD + b"\n" + GOOD).members == [f"{TOKEN}00000001mm".encode(), f"{TOKEN}00000002mm".encode()]
+    assert members(parsed(GOOD + b"\n" + GOOD)) == [f"{TOKEN}00000001mm".encode(), f"{TOKEN}00000002mm".encode()]
 
 
 @pytest.mark.parametrize("kind", ["json", "csv"])
@@ -97,7 +97,7 @@ def test_a_large_file_comes_in_pieces_that_count_on_and_have_fences_of_their_own
     first_line = 2 if kind == "csv" else 1
     whole = head + line * 200
     pieces = list(parse_file(FileText(TOKEN, first_line, kind, "a", ARRIVAL_MS, whole)))
-    assert [m for piece in pieces for m in piece.members] == [
+    assert [m for piece in pieces for m in members(piece)] == [
         f"{TOKEN}{first_line + n:08x}mm".encode() for n in range(200)
     ]
     assert pieces[0].fence_token == TOKEN

@@ -11,7 +11,7 @@ from pipeline.core.messages import MessageRequest, Reason, Rejection, encode_mem
 from pipeline.core.validation import Kind, validate_line
 from pipeline.ingest.parsing import ParsedPiece, fast_request
 from tests.cases.requests import CASES, Case
-from tests.ingest.files import ARRIVAL_MS, TOKEN, parsed
+from tests.ingest.files import ARRIVAL_MS, TOKEN, members, parsed
 
 
 def parse_line(line: bytes, kind: Kind, arrival_ms: int, header: str | None) -> ParsedPiece:
@@ -27,11 +27,11 @@ def assert_is(piece: ParsedPiece, expected: MessageRequest | Reason | None, line
         member = encode_member(
             message_id(TOKEN, 2), expected.message, expected.topic, expected.caller_id, expected.headers
         )
-        found = (piece.due_ms, piece.members, piece.caller_ids, piece.rejected)
+        found = (piece.due_ms, members(piece), piece.caller_ids, piece.rejected)
         ids = {} if expected.caller_id is None else {0: expected.caller_id}
         assert found == ([expected.due_ms], [member], ids, []), line
         return
-    assert piece.members == [], line
+    assert members(piece) == [], line
     assert [(r.line_no, r.rejection.reason, r.raw) for r in piece.rejected] == (
         [] if expected is None else [(2, expected, line.decode(errors="replace"))]
     )

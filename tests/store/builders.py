@@ -3,6 +3,7 @@
 from collections import defaultdict
 
 from pipeline.store.base import NO_FENCE, FenceMove, Group, IdentifiedMessage, Transaction
+from pipeline.store.resp import frame_pair
 
 BUCKET_MS = 600_000
 TOKEN = "P" * 14
@@ -23,7 +24,7 @@ def transaction(
     """A transaction of one file: (line, due_ms) rows, and (line, due_ms, caller's id) rows."""
     groups = defaultdict(list)
     for line, due_ms in sorted(rows, key=lambda row: row[1]):
-        groups[due_ms - due_ms % BUCKET_MS] += [str(due_ms).encode(), member(line, token=token)]
+        groups[due_ms - due_ms % BUCKET_MS].append(frame_pair(due_ms, member(line, token=token).decode()))
     return Transaction(
         moves=[FenceMove(token, before, after)],
         groups=[Group(start, pairs) for start, pairs in groups.items()],
