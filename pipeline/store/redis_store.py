@@ -171,6 +171,7 @@ class RedisStore:
             [keys.claims(), keys.claim(claim.lease_token), keys.attempts(), keys.ids(), keys.counters()],
             [
                 claim.lease_token,
+                claim.lease_until_ms,
                 len(claim.messages),
                 delivered,
                 self._drain.id_memory_sec * 1000,
@@ -186,7 +187,9 @@ class RedisStore:
         Args:
             delivered: messages from its beginning that may have reached the sink; their attempt counts.
         """
-        return self._release(claim.lease_token, claim.bucket_start_ms, "holder", len(claim.messages), delivered)
+        return self._release(
+            claim.lease_token, claim.bucket_start_ms, claim.lease_until_ms, len(claim.messages), delivered
+        )
 
     def reclaim(self) -> int:
         """Give back the claims whose lease is over, at most ``RECLAIM_LIMIT`` of them. Atomic per claim."""
@@ -198,7 +201,7 @@ class RedisStore:
         given_back = 0
         for token in expired:
             bucket_start_ms = int(token.partition(b":")[0])
-            given_back += self._release(token.decode(), bucket_start_ms, "finder", 0, 0)
+            given_back += self._release(token.decode(), bucket_start_ms, "", 0, 0)
         return given_back
 
     def fenced_tokens(self, source_id: str) -> Iterator[str]:
@@ -222,7 +225,9 @@ class RedisStore:
         """Count what is there; see ``survey``."""
         return survey(self._client, self._keys, self._server_ms())
 
-    def _release(self, token: str, bucket_start_ms: int, who: str, claimed: int, delivered: int) -> int:
+    def _release(
+        self, token: str, bucket_start_ms: int, lease_until_ms: int | str, claimed: int, delivered: int
+    ) -> int:
         keys = self._keys
         status, given_back = self._evaluate(
             "release",
@@ -234,7 +239,7 @@ class RedisStore:
                 keys.attempts(),
                 keys.counters(),
             ],
-            [token, bucket_start_ms, who, claimed, delivered, self._now()],
+            [token, bucket_start_ms, lease_until_ms, claimed, delivered, self._now()],
         )
         return int(given_back) if _holds("release", status) else 0
 

@@ -279,6 +279,17 @@ class TestAck:
         assert not store.ack(late, 1, [])
         assert store.ack(other, 1, [])
 
+    def test_it_can_not_remove_what_a_late_request_claimed_under_the_same_name(self, bench: Bench) -> None:
+        store = bench.store(claim_limit=2)
+        store.schedule("s", [chunk(*((line, START_MS) for line in range(1, 5)))])
+        claim = must_claim(store, "loop:0")
+        assert store.ack(claim, 2, [])
+        bench.now_ms += 1
+        must_claim(store, "loop:0")  # sent before, given up, and slow
+        assert not store.ack(claim, 2, [])
+        assert store.release(claim, 2) == 0
+        assert (store.stats().in_flight, store.stats().counters["delivered"]) == (2, 2)
+
 
 class TestGivingBack:
     def test_a_holder_gives_back_what_it_did_not_deliver(self, bench: Bench) -> None:

@@ -9,13 +9,13 @@
 -- KEYS[6] counters  HASH
 -- ARGV[1] lease_token      string
 -- ARGV[2] bucket_start_ms  int     of KEYS[4]
--- ARGV[3] who              string  "holder" gives back at once, "finder" only what has expired
+-- ARGV[3] lease_until_ms   int     of the claim that was made: its holder gives back at once; "" of a finder: only what has expired
 -- ARGV[4] claimed          int     messages in the claim when it was made; 0 of a finder, who can't know
 -- ARGV[5] delivered        int     messages from the claim's beginning that may have been delivered: their attempt counts
 -- ARGV[6] now_ms           int     "" means the server's clock; tests pass their own
 -- Returns {"OK", messages given back} or {"LOST", 0}: there is no such claim (any more), or it has not expired
 local claims, claim, buckets, bucket, attempts, counters = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
-local lease_token, bucket_start_ms, who = ARGV[1], ARGV[2], ARGV[3]
+local lease_token, bucket_start_ms, lease_until_ms = ARGV[1], ARGV[2], tonumber(ARGV[3])
 local claimed, delivered, now_ms = tonumber(ARGV[4]), tonumber(ARGV[5]), tonumber(ARGV[6])
 if not now_ms then
   local time = redis.call('TIME')
@@ -23,8 +23,13 @@ if not now_ms then
 end
 local MESSAGE_ID_LENGTH = 22
 
-local lease_until_ms = redis.call('ZSCORE', claims, lease_token)
-if not lease_until_ms or (who == 'finder' and tonumber(lease_until_ms) > now_ms) then
+local held_until_ms = tonumber(redis.call('ZSCORE', claims, lease_token) or '')
+local by_finder = not lease_until_ms
+local lost = held_until_ms ~= lease_until_ms -- a late request can have made another claim under this token
+if by_finder then
+  lost = not held_until_ms or held_until_ms > now_ms
+end
+if lost then
   return {'LOST', 0}
 end
 
@@ -32,7 +37,7 @@ local rows = redis.call('LRANGE', claim, 0, -1)
 local unacknowledged = delivered - (claimed - #rows / 2)
 for index = 1, #rows, 2 do
   redis.call('ZADD', bucket, rows[index + 1], rows[index])
-  if who == 'finder' or (index + 1) / 2 <= unacknowledged then
+  if by_finder or (index + 1) / 2 <= unacknowledged then
     redis.call('HINCRBY', attempts, string.sub(rows[index], 1, MESSAGE_ID_LENGTH), 1)
   end
 end
@@ -41,7 +46,7 @@ if #rows > 0 then
 end
 redis.call('UNLINK', claim)
 redis.call('ZREM', claims, lease_token)
-if who == 'finder' then
+if by_finder then
   redis.call('HINCRBY', counters, 'reclaimed', #rows / 2)
 end
 return {'OK', #rows / 2}
