@@ -281,7 +281,7 @@ class TestAck:
 
     def test_it_can_not_remove_what_a_late_request_claimed_under_the_same_name(self, bench: Bench) -> None:
         store = bench.store(claim_limit=2)
-        store.schedule("s", [chunk(*((line, START_MS) for line in range(1, 5)))])
+        store.schedule("s", transaction(*((line, START_MS) for line in range(1, 5))))
         claim = must_claim(store, "loop:0")
         assert store.ack(claim, 2, [])
         bench.now_ms += 1
