@@ -24,7 +24,7 @@ def test_a_crash_in_the_middle_of_a_batch_leaves_no_hole_and_no_copy(checkout: C
             checkout.drop(
                 f"{number}.jsonl", *({"message": f"{number}/{line}", "delay_sec": 0} for line in range(LINES))
             )
-        slow = {**environ, "DUETIME_INGEST_CHUNK_LINES": "20"}
+        slow = {**environ, "DUETIME_INGEST_TRANSACTION_MESSAGES": "20"}
         ingest = checkout.run("--master", "local[2]", "jobs/ingest.py", environ=slow)
         client = server.client()
         ingest.wait_for(lambda _: int(client.hget("{duetime:0}:counters", "stored") or 0) > 2_000, "stored messages")
@@ -34,7 +34,7 @@ def test_a_crash_in_the_middle_of_a_batch_leaves_no_hole_and_no_copy(checkout: C
 
         drained = checkout.run("jobs/drain.py", "--until-empty", "--format", "json", environ=environ)
         assert drained.end() == 0
-        again = {**environ, "DUETIME_INGEST_CHUNK_LINES": "777"}
+        again = {**environ, "DUETIME_INGEST_TRANSACTION_MESSAGES": "777"}
         options = ("--master", "local[1]", "--conf", "spark.sql.files.maxPartitionBytes=100000")
         restarted = checkout.run(*options, "jobs/ingest.py", "--once", environ=again)
         assert restarted.end(180) == 0, restarted.screen()

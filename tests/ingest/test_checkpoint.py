@@ -27,7 +27,6 @@ from pipeline.ingest.checkpoint import (
 )
 from pipeline.ingest.query import BINDING_NAME, bind_checkpoint
 from pipeline.ingest.sources import read_landing
-from pipeline.ingest.transforms import select_line_rows
 from pipeline.ingest.writer import BatchWriter, WriterSettings, open_store
 from tests.servers import RealServer, real_server
 
@@ -67,8 +66,8 @@ class Input:
 
     def run(self, spark: SparkSession, write, max_bytes: int = 1 << 20) -> None:  # type: ignore[no-untyped-def]
         """Take in what is there, as a job that ends, or is cut off by an exception, does."""
-        lines = read_landing(spark, str(self.landing), max_bytes).transform(select_line_rows)
-        writer = lines.writeStream.foreachBatch(write).option("checkpointLocation", str(self.checkpoint))
+        files = read_landing(spark, str(self.landing), max_bytes)
+        writer = files.writeStream.foreachBatch(write).option("checkpointLocation", str(self.checkpoint))
         query = writer.trigger(availableNow=True).start()
         try:
             assert query.awaitTermination(120), "the query did not finish within two minutes"
