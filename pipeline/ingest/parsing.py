@@ -1,23 +1,26 @@
 """From the bytes of a landing file to its messages: the rules of ``core/validation.py`` at millions of lines.
 
-``validate_line`` is the reference and judges whatever is unusual. The usual line, JSON with plain fields, takes the fast form
-first: msgspec decodes it straight into a typed struct and refuses by itself unknown fields, wrong types, trailing text, NaN
-and bad UTF-8. What it would let pass, a name that is there twice, shows in the number of quotes. A line that the fast form doesn't
-take is not refused: it goes to the reference. So the fast form may be narrow and must never accept more; a table and a property
-test hold that.
+``validate_line`` is the reference and judges whatever is unusual. Two faster forms come first: lines that are no more than a
+message and a number are read all at once (``plain_lines.py``), and for the other usual ones msgspec decodes JSON straight into a
+typed struct and refuses by itself unknown fields, wrong types, trailing text, NaN and bad UTF-8. What it would let pass, a name
+that is there twice, shows in the number of quotes. A line that neither takes is not refused: it goes to the reference. So they may
+be narrow and must never accept more; a table and property tests hold that.
 
 Guarantee: the same file gives the same messages with the same ids and due times, whenever and however often it is parsed.
 """
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final
 
 import msgspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from pipeline.core.due import DELAY_SEC_MAX, due_ms_of_text, is_due_in_range
-from pipeline.core.ids import LINE_NO_MAX
+from pipeline.core.ids import LINE_NO_MAX, message_id
 from pipeline.core.messages import (
     BODY_PLAIN,
     DEFAULT_TOPIC,
@@ -27,13 +30,12 @@ from pipeline.core.messages import (
     encode_member,
 )
 from pipeline.core.validation import ID_PATTERN, TOPIC_PATTERN, Kind, validate_line
-from pipeline.store.resp import frame_pair
+from pipeline.ingest.plain_lines import LINE_BYTES_MAX, NO_PLAIN_LINES, Ints, Lines, read_plain_lines
 
 # A file is parsed and stored in pieces of about so many bytes, cut at line ends, which bounds what a task holds of it. The
 # cuts name the fences of the pieces, so the number must never change.
 PIECE_BYTES: Final = 16 * 1024 * 1024
-# Longer lines are rare, and the limits of validate_line on single parts of a line start here.
-FAST_LINE_BYTES: Final = 50_000
+PLAIN_FROM_LINES: Final = 100  # so many take as long one by one as at once
 
 _BOM: Final = b"\xef\xbb\xbf"
 _STAMP: Final = re.compile(rb"([0-9]{1,15})\t")
@@ -41,6 +43,7 @@ _ESCAPE: Final = re.compile(rb"\\.", re.DOTALL)
 _IS_ID: Final = re.compile(ID_PATTERN).fullmatch
 _IS_TOPIC: Final = re.compile(TOPIC_PATTERN).fullmatch
 _ABSENT: Final = msgspec.UNSET
+_HEX_DIGITS: Final = np.frombuffer(b"0123456789abcdef", np.uint8)
 
 
 class _Fields(msgspec.Struct, forbid_unknown_fields=True, gc=False):
@@ -79,21 +82,21 @@ class RejectedLine:
     rejection: Rejection
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class ParsedPiece:
-    """The lines of one piece of a file. ``due_ms`` and ``pairs`` run in parallel, in line order.
+    """The messages of one piece of a file: ``line_nos``, ``due_ms`` and ``members`` run in parallel, in no order.
 
-    ``fence_token`` names what is stored of this piece; each pair is a ``resp.frame_pair`` of due_ms and member; ``caller_ids`` are
-    by index into ``pairs``.
+    ``fence_token`` names what is stored of this piece; ``caller_ids`` are by index into the three.
     """
 
     fence_token: str
-    due_ms: list[int] = field(default_factory=list)
-    pairs: list[str] = field(default_factory=list)
-    caller_ids: dict[int, str] = field(default_factory=dict)
-    rejected: list[RejectedLine] = field(default_factory=list)
-    lines: int = 0
-    blank: int = 0
+    line_nos: Ints
+    due_ms: Ints
+    members: pa.Array
+    caller_ids: dict[int, str]
+    rejected: list[RejectedLine]
+    lines: int
+    blank: int
 
 
 def parse_file(file: FileText) -> Iterator[ParsedPiece]:
@@ -105,16 +108,14 @@ def parse_file(file: FileText) -> Iterator[ParsedPiece]:
     start = len(_BOM) if content.startswith(_BOM) and (first_line == 1 or file.kind == "csv") else 0
     if file.kind == "csv":
         end = _line_end(content, start)
-        header = _without_return(content[start:end].removesuffix(b"\n")).decode(errors="replace")
+        header = content[start:end].removesuffix(b"\n").removesuffix(b"\r").decode(errors="replace")
         start = end
     fence_token = file.token
     while True:
         end = _line_end(content, start + PIECE_BYTES)
-        lines = content[start:end].split(b"\n")
-        if not lines[-1]:
-            lines.pop()  # the rest behind the last line end is no line
-        yield _parse_lines(ParsedPiece(fence_token, lines=len(lines)), file, header, lines, first_line)
-        first_line += len(lines)
+        piece = _parse_piece(fence_token, file, header, Lines.of(content[start:end]), first_line)
+        yield piece
+        first_line += piece.lines
         if end == len(content):
             return
         fence_token, start = f"{file.token}.{first_line}", end
@@ -125,25 +126,89 @@ def _line_end(content: bytes, start: int) -> int:
     return content.find(b"\n", start) + 1 or len(content)
 
 
-def _parse_lines(piece: ParsedPiece, file: FileText, header: str, lines: list[bytes], first_line: int) -> ParsedPiece:
-    token, is_sock, is_csv = file.token, file.kind == "sock", file.kind == "csv"
-    is_beyond = first_line + len(lines) - 1 > LINE_NO_MAX
-    arrival_ms: int | None = file.arrival_ms
-    add_due, add_pair = piece.due_ms.append, piece.pairs.append
-    for line_no, line in enumerate(lines, first_line):
-        if is_sock:
+def _parse_piece(fence_token: str, file: FileText, header: str, lines: Lines, first_line: int) -> ParsedPiece:
+    """Read the plain lines at once and the others one by one."""
+    others = _OneByOne(file, header, is_fast=file.kind != "csv" and first_line + len(lines) - 1 <= LINE_NO_MAX)
+    plain = NO_PLAIN_LINES
+    if others.is_fast and file.kind == "json" and len(lines) >= PLAIN_FROM_LINES:
+        plain = read_plain_lines(lines, file.arrival_ms)
+    is_other = np.ones(len(lines), np.bool_)
+    is_other[plain.indexes] = False
+    for index, line in zip(np.flatnonzero(is_other).tolist(), lines.cut(is_other), strict=True):
+        others.read(line, first_line + index)
+    line_nos = plain.indexes + first_line
+    members = pc.binary_join_element_wise(file.token.encode(), _as_hex(line_nos), BODY_PLAIN.encode(), plain.texts, b"")
+    return ParsedPiece(
+        fence_token,
+        line_nos=np.concatenate((np.array(others.line_nos, np.int64), line_nos)),
+        due_ms=np.concatenate((np.array(others.due_ms, np.int64), plain.due_ms)),
+        members=pa.concat_arrays([pa.array(others.members, pa.binary()), members]),
+        caller_ids=others.caller_ids,
+        rejected=others.rejected,
+        lines=len(lines),
+        blank=others.blank,
+    )
+
+
+def _as_hex(line_nos: Ints) -> pa.Array:
+    """Write line numbers as a message id holds them, eight digits each."""
+    digits = _HEX_DIGITS[line_nos[:, None] >> np.arange(28, -1, -4) & 15]
+    offsets = np.arange(0, 8 * len(line_nos) + 1, 8, dtype=np.int32)
+    return pa.Array.from_buffers(pa.binary(), len(line_nos), [None, pa.py_buffer(offsets), pa.py_buffer(digits)])
+
+
+class _OneByOne:
+    """The lines of a piece that are not plain, read one after the other."""
+
+    def __init__(self, file: FileText, header: str, is_fast: bool) -> None:
+        self.is_fast = is_fast
+        self.line_nos: list[int] = []
+        self.due_ms: list[int] = []
+        self.members: list[bytes] = []
+        self.caller_ids: dict[int, str] = {}
+        self.rejected: list[RejectedLine] = []
+        self.blank = 0
+        self._file = file
+        self._header = header
+
+    def read(self, line: bytes, line_no: int) -> None:
+        """Read a line by the fast form, or else by the reference."""
+        arrival_ms: int | None = self._file.arrival_ms
+        if self._file.kind == "sock":
             arrival_ms, line = _split_stamp(line)
-        found = None if is_csv or is_beyond or arrival_ms is None else fast_request(line, arrival_ms)
-        if found is None:
-            _add_judged(piece, file, header, line_no, _without_return(line), arrival_ms)
-            continue
-        due_ms, fields = found
-        if fields.id is _ABSENT and fields.topic is _ABSENT and fields.headers is _ABSENT:
-            add_due(due_ms)
-            add_pair(frame_pair(due_ms, f"{token}{line_no:08x}{BODY_PLAIN}{fields.message}"))
+        request = fast_request(line, arrival_ms) if self.is_fast and arrival_ms is not None else None
+        judged = request or self._judge(line, line_no, arrival_ms)
+        if judged is None:
+            self.blank += 1
+        elif isinstance(judged, Rejection):
+            self.rejected.append(RejectedLine(line_no, line.decode(errors="replace"), judged))
         else:
-            _add(piece, token, line_no, _as_request(due_ms, fields))
-    return piece
+            self._add(line_no, judged)
+
+    def _judge(self, line: bytes, line_no: int, arrival_ms: int | None) -> MessageRequest | Rejection | None:
+        judged = validate_line(line, self._file.kind, arrival_ms or 0, self._header)
+        if judged is None or (isinstance(judged, Rejection) and judged.reason == Reason.NOT_UTF8):
+            return judged
+        if arrival_ms is None:
+            return Rejection(Reason.BAD_SOCKET_LINE, "The socket line has no arrival time in front of it.")
+        if line_no > LINE_NO_MAX:
+            return Rejection(Reason.LINE_NO_TOO_HIGH, f"The line's number is above {LINE_NO_MAX}; split the file.")
+        return judged
+
+    def _add(self, line_no: int, request: MessageRequest) -> None:
+        if request.caller_id is not None:
+            self.caller_ids[len(self.members)] = request.caller_id
+        self.line_nos.append(line_no)
+        self.due_ms.append(request.due_ms)
+        self.members.append(
+            encode_member(
+                message_id(self._file.token, line_no),
+                request.message,
+                request.topic,
+                request.caller_id,
+                request.headers,
+            )
+        )
 
 
 def _split_stamp(line: bytes) -> tuple[int | None, bytes]:
@@ -152,13 +217,9 @@ def _split_stamp(line: bytes) -> tuple[int | None, bytes]:
     return (int(stamp[1]), line[stamp.end() :]) if stamp else (None, line)
 
 
-def fast_request(line: bytes, arrival_ms: int) -> tuple[int, _Fields] | None:
-    """Read a JSON line that is usual and right; None says nothing about the line.
-
-    Returns:
-        due_ms, in ms UTC and in range, and the fields, which keep all rules.
-    """
-    if len(line) > FAST_LINE_BYTES:
+def fast_request(line: bytes, arrival_ms: int) -> MessageRequest | None:
+    """Read a JSON line that is usual and right; None says nothing about the line."""
+    if len(line) > LINE_BYTES_MAX:
         return None
     try:
         fields = _decode(line)
@@ -200,10 +261,8 @@ def fast_request(line: bytes, arrival_ms: int) -> tuple[int, _Fields] | None:
         expected += 4
     if fields.headers is not _ABSENT:
         expected += 2 + 4 * len(fields.headers)
-    return (due_ms, fields) if quotes == expected else None
-
-
-def _as_request(due_ms: int, fields: _Fields) -> MessageRequest:
+    if quotes != expected:
+        return None
     return MessageRequest(
         due_ms,
         fields.message,
@@ -211,35 +270,3 @@ def _as_request(due_ms: int, fields: _Fields) -> MessageRequest:
         None if fields.id is _ABSENT else fields.id,
         {} if fields.headers is _ABSENT else fields.headers,
     )
-
-
-def _add(piece: ParsedPiece, token: str, line_no: int, request: MessageRequest) -> None:
-    if request.caller_id is not None:
-        piece.caller_ids[len(piece.pairs)] = request.caller_id
-    message_id = f"{token}{line_no:08x}"
-    member = encode_member(message_id, request.message, request.topic, request.caller_id, request.headers)
-    piece.due_ms.append(request.due_ms)
-    piece.pairs.append(frame_pair(request.due_ms, member.decode()))
-
-
-def _add_judged(
-    piece: ParsedPiece, file: FileText, header: str, line_no: int, line: bytes, arrival_ms: int | None
-) -> None:
-    """Let the reference judge a line."""
-    judged = validate_line(line, file.kind, arrival_ms or 0, header)
-    if judged is None:
-        piece.blank += 1
-        return
-    if not isinstance(judged, Rejection) or judged.reason != Reason.NOT_UTF8:
-        if arrival_ms is None:
-            judged = Rejection(Reason.BAD_SOCKET_LINE, "The socket line has no arrival time in front of it.")
-        elif line_no > LINE_NO_MAX:
-            judged = Rejection(Reason.LINE_NO_TOO_HIGH, f"The line's number is above {LINE_NO_MAX}; split the file.")
-    if isinstance(judged, Rejection):
-        piece.rejected.append(RejectedLine(line_no, line.decode(errors="replace"), judged))
-    else:
-        _add(piece, file.token, line_no, judged)
-
-
-def _without_return(line: bytes) -> bytes:
-    return line[:-1] if line.endswith(b"\r") else line

@@ -6,17 +6,19 @@ everything is stored: ``<due_ms> <line>`` of the last message, so it means the s
 store compares and moves the fence together with the messages.
 """
 
-from bisect import bisect_left
+from bisect import bisect_right
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Final
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from pipeline.core.buckets import BUCKET_WIDTH_MS, bucket_start_ms
-from pipeline.core.ids import MESSAGE_ID_LENGTH, TOKEN_LENGTH
 from pipeline.ingest.parsing import ParsedPiece
+from pipeline.ingest.plain_lines import Ints
 from pipeline.store.base import NO_FENCE, FenceMove, Group, IdentifiedMessage, Transaction
-from pipeline.store.resp import unframe_pair
 
 ALL_STORED: Final = "all"
 
@@ -25,39 +27,41 @@ class PieceQueue:
     """The messages of one piece of a landing file, in order of due time, and the place up to which they are stored."""
 
     def __init__(self, piece: ParsedPiece) -> None:
-        due_ms = np.array(piece.due_ms, dtype=np.int64)
-        in_order = np.argsort(due_ms, kind="stable")
-        order = in_order.tolist()
+        order = np.lexsort((piece.line_nos, piece.due_ms))
         self.fence_token = piece.fence_token
-        self.due_ms: list[int] = due_ms[in_order].tolist()
-        self.pairs = [piece.pairs[index] for index in order]
-        self.caller_ids = {}
+        self.line_nos = piece.line_nos[order]
+        self.due_ms = piece.due_ms[order]
+        self.members = piece.members.take(pa.array(order))
+        self.caller_ids: dict[int, str] = {}
         if piece.caller_ids:
-            self.caller_ids = {
-                place: piece.caller_ids[index] for place, index in enumerate(order) if index in piece.caller_ids
-            }
+            places = {index: place for place, index in enumerate(order.tolist())}
+            self.caller_ids = {places[index]: caller_id for index, caller_id in piece.caller_ids.items()}
         self.rejected = len(piece.rejected)
         self.fence = NO_FENCE
         self.place = 0
+        self._bytes_before = np.cumsum(np.append(0, pc.binary_length(self.members)))
 
     def resume(self, fence: str) -> int:
         """Take up at a fence, also one that went back; returns how many messages are stored already."""
         self.fence = fence
         if fence == ALL_STORED:
-            self.place = len(self.pairs)
+            self.place = len(self)
         elif fence == NO_FENCE:
             self.place = 0
         else:
             due_ms, line = fence.split(" ")
-            self.place = bisect_left(self.due_ms, int(due_ms))
-            while self.place < len(self.pairs) and self._position(self.place) <= (int(due_ms), line):
-                self.place += 1
+            first = int(np.searchsorted(self.due_ms, int(due_ms), side="left"))
+            last = int(np.searchsorted(self.due_ms, int(due_ms), side="right"))
+            self.place = bisect_right(self.line_nos, int(line, 16), first, last)
         return self.place
+
+    def __len__(self) -> int:
+        return len(self.due_ms)
 
     @property
     def left(self) -> int:
         """Messages that are not stored yet."""
-        return len(self.pairs) - self.place
+        return len(self) - self.place
 
     @property
     def is_stored(self) -> bool:
@@ -66,14 +70,18 @@ class PieceQueue:
 
     def fence_at(self, place: int) -> str:
         """Return the fence that says that everything before ``place`` is stored."""
-        if place == len(self.pairs):
+        if place == len(self):
             return ALL_STORED
-        due_ms, line = self._position(place - 1)
-        return f"{due_ms} {line}"
+        return f"{self.due_ms[place - 1]} {self.line_nos[place - 1]:08x}"
 
-    def _position(self, place: int) -> tuple[int, str]:
-        due_ms, member = unframe_pair(self.pairs[place])
-        return due_ms, member[TOKEN_LENGTH:MESSAGE_ID_LENGTH].decode()
+    def end_of(self, messages: int, size: int) -> int:
+        """Return where a transaction ends that has room for so many messages and bytes; it takes one at least."""
+        end = int(np.searchsorted(self._bytes_before, self._bytes_before[self.place] + size, side="right")) - 1
+        return min(max(end, self.place + 1), self.place + messages, len(self))
+
+    def size_to(self, end: int) -> int:
+        """Return the bytes of the members from the place on, up to ``end``."""
+        return int(self._bytes_before[end] - self._bytes_before[self.place])
 
 
 class Step:
@@ -85,12 +93,8 @@ class Step:
         for queue in queues:
             if queue.is_stored or (self._ends and (room <= 0 or room_bytes <= 0)):
                 continue
-            end = min(queue.place + room, len(queue.pairs))
-            size = sum(map(len, queue.pairs[queue.place : end]))
-            while size > room_bytes and end > queue.place + 1:
-                end = queue.place + (end - queue.place) // 2
-                size = sum(map(len, queue.pairs[queue.place : end]))
-            room, room_bytes = room - (end - queue.place), room_bytes - size
+            end = queue.end_of(room, room_bytes)
+            room, room_bytes = room - (end - queue.place), room_bytes - queue.size_to(end)
             self._ends.append((queue, end))
 
     def __bool__(self) -> bool:
@@ -103,13 +107,9 @@ class Step:
             moves=[FenceMove(queue.fence_token, queue.fence, queue.fence_at(end)) for queue, end in self._ends],
             groups=self._groups(),
             identified=[
-                IdentifiedMessage(bucket_start_ms(queue.due_ms[i]), *unframe_pair(queue.pairs[i]), queue.caller_ids[i])
-                for queue, end in self._ends
-                if queue.caller_ids
-                for i in range(queue.place, end)
-                if i in queue.caller_ids
+                message for queue, end in self._ends if queue.caller_ids for message in _identified(queue, end)
             ],
-            rejected=sum(queue.rejected for queue, end in self._ends if end == len(queue.pairs)),
+            rejected=sum(queue.rejected for queue, end in self._ends if end == len(queue)),
         )
 
     def advance(self) -> None:
@@ -119,22 +119,51 @@ class Step:
 
     def _groups(self) -> list[Group]:
         """Return the messages without a caller's id, in order of due_ms, cut by bucket."""
-        if len(self._ends) == 1 and not self._ends[0][0].caller_ids:
-            queue, end = self._ends[0]
-            return _cut(queue.due_ms[queue.place : end], queue.pairs[queue.place : end])
-        rows: list[tuple[int, bytes, str]] = []
-        for queue, end in self._ends:
-            places = (place for place in range(queue.place, end) if place not in queue.caller_ids)
-            rows += ((*unframe_pair(queue.pairs[place]), queue.pairs[place]) for place in places)
-        rows.sort()
-        return _cut([due_ms for due_ms, _, _ in rows], [pair for _, _, pair in rows])
+        parts = [_unidentified(queue, end) for queue, end in self._ends]
+        due_ms, members = np.concatenate([part[0] for part in parts]), pa.concat_arrays([part[1] for part in parts])
+        if len(parts) > 1:
+            order = np.argsort(due_ms, kind="stable")
+            due_ms, members = due_ms[order], members.take(pa.array(order))
+        return _framed(due_ms, members)
 
 
-def _cut(due_ms: Sequence[int], pairs: Sequence[str]) -> list[Group]:
-    groups, first = [], 0
-    while first < len(pairs):
-        start = bucket_start_ms(due_ms[first])
-        end = bisect_left(due_ms, start + BUCKET_WIDTH_MS, first)
-        groups.append(Group(start, pairs[first:end]))
-        first = end
-    return groups
+def _unidentified(queue: PieceQueue, end: int) -> tuple[Ints, pa.Array]:
+    due_ms, members = queue.due_ms[queue.place : end], queue.members[queue.place : end]
+    if queue.caller_ids:
+        places = np.array([p - queue.place for p in range(queue.place, end) if p not in queue.caller_ids], np.int64)
+        return due_ms[places], members.take(pa.array(places))
+    return due_ms, members
+
+
+def _identified(queue: PieceQueue, end: int) -> list[IdentifiedMessage]:
+    return [
+        IdentifiedMessage(
+            bucket_start_ms(int(queue.due_ms[place])),
+            int(queue.due_ms[place]),
+            queue.members[place].as_py(),
+            queue.caller_ids[place],
+        )
+        for place in range(queue.place, end)
+        if place in queue.caller_ids
+    ]
+
+
+def _framed(due_ms: Ints, members: pa.Array) -> list[Group]:
+    """Frame messages, which are in order, and cut them by bucket."""
+    if not len(due_ms):
+        return []
+    scores = pa.array(due_ms).cast(pa.string()).cast(pa.binary())
+    parts = (b"$", _lengths(scores), b"\r\n", scores, b"\r\n$", _lengths(members), b"\r\n", members, b"\r\n")
+    frames = pc.binary_join_element_wise(*parts, b"")
+    offsets = np.frombuffer(frames.buffers()[1], np.int32)
+    wire = memoryview(frames.buffers()[2])
+    starts = due_ms - due_ms % BUCKET_WIDTH_MS
+    cuts = [0, *(np.flatnonzero(np.diff(starts)) + 1).tolist(), len(starts)]
+    return [
+        Group(int(starts[first]), end - first, bytes(wire[offsets[first] : offsets[end]]))
+        for first, end in pairwise(cuts)
+    ]
+
+
+def _lengths(column: pa.Array) -> pa.Array:
+    return pc.binary_length(column).cast(pa.string()).cast(pa.binary())

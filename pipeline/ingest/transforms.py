@@ -16,7 +16,6 @@ from pipeline.core.buckets import bucket_start_ms
 from pipeline.core.ids import TOKEN_LENGTH
 from pipeline.ingest.parsing import FileText, ParsedPiece, parse_file
 from pipeline.ingest.schemas import LINE_ROW
-from pipeline.store.resp import unframe_pair
 
 
 def select_line_rows(files: DataFrame) -> DataFrame:
@@ -86,7 +85,8 @@ def _line_batches(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]
 
 
 def _accepted(piece: ParsedPiece) -> list[dict[str, object]]:
-    return [
+    columns = zip(piece.due_ms.tolist(), piece.members.to_pylist(), strict=True)
+    rows = [
         {
             "fence_token": piece.fence_token,
             "due_ms": due_ms,
@@ -94,8 +94,9 @@ def _accepted(piece: ParsedPiece) -> list[dict[str, object]]:
             "member": member,
             "caller_id": piece.caller_ids.get(index),
         }
-        for index, (due_ms, member) in enumerate(map(unframe_pair, piece.pairs))
+        for index, (due_ms, member) in enumerate(columns)
     ]
+    return [rows[index] for index in piece.line_nos.argsort()]
 
 
 def _refused(piece: ParsedPiece) -> list[dict[str, object]]:

@@ -9,10 +9,11 @@ NO_FENCE = ""  # of a file of which nothing is stored
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Messages of one bucket, sorted by due_ms; each is a ``resp.frame_pair``."""
+    """``count`` messages of one bucket, sorted by due_ms; of each, ``wire`` holds the score and the member as RESP bulk strings."""
 
     bucket_start_ms: int
-    pairs: Sequence[str]
+    count: int
+    wire: bytes
 
 
 @dataclass(frozen=True, slots=True)

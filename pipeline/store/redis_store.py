@@ -12,7 +12,7 @@ from pipeline.core.errors import StoreProtocolError, StoreUnavailable
 from pipeline.store.base import Claim, ClaimedMessage, ClaimReply, Scheduled, Stats, Transaction
 from pipeline.store.connection import translated_errors
 from pipeline.store.keys import Keys
-from pipeline.store.resp import frame_command, unframe_pair
+from pipeline.store.schedule import schedule
 from pipeline.store.scripts import Scripts
 from pipeline.store.survey import survey
 
@@ -64,45 +64,15 @@ class RedisStore:
         return [(value or b"").decode() for value in values]
 
     def schedule(self, source_id: str, transaction: Transaction) -> Scheduled | None:
-        """Store a transaction, if all its fences still are where it says. Atomic: MULTI behind WATCH on the fences.
-
-        The messages go in by plain commands: through a script each costs the server a microsecond more.
+        """Store a transaction, if all its fences still are where it says. Atomic.
 
         Returns:
             None if another writer, or this one before a lost reply, has moved a fence: nothing was done now.
         Raises:
             StoreUnavailable: it may be stored; call again with the same arguments.
         """
-        fence_keys = [self._keys.fence(source_id, move.fence_token) for move in transaction.moves]
         with translated_errors(), self._connection() as connection:
-            connection.send_packed_command([frame_command("WATCH", *fence_keys), frame_command("MGET", *fence_keys)])
-            connection.read_response()
-            fences = [(value or b"").decode() for value in connection.read_response()]
-            if fences != [move.before for move in transaction.moves]:
-                connection.send_command("UNWATCH")
-                connection.read_response()
-                return None
-            commands = [
-                frame_command("MULTI"),
-                *(
-                    frame_command("ZADD", self._keys.bucket(g.bucket_start_ms), pairs=g.pairs)
-                    for g in transaction.groups
-                ),
-                frame_command(*self._finish_command(source_id, transaction, fence_keys)),
-            ]
-            connection.send_packed_command([b"".join([*commands, frame_command("EXEC")])])
-            for _ in commands:
-                connection.read_response()  # a command that is refused here raises what the server says, and nothing is done
-            replies = connection.read_response()
-        if replies is None:
-            return None
-        for reply in replies:
-            if isinstance(reply, Exception):
-                raise StoreProtocolError(
-                    f"Redis could not store all of a transaction ({reply}); its keys are not ours."
-                )
-        stored, known = replies[-1]
-        return Scheduled(stored=stored, known=known)
+            return schedule(connection, self._keys, self._scripts, source_id, transaction, self._now())
 
     @contextmanager
     def _connection(self) -> Iterator[Any]:
@@ -242,31 +212,6 @@ class RedisStore:
             [token, bucket_start_ms, lease_until_ms, claimed, delivered, self._now()],
         )
         return int(given_back) if _holds("release", status) else 0
-
-    def _finish_command(
-        self, source_id: str, transaction: Transaction, fence_keys: Sequence[str]
-    ) -> tuple[str | int | bytes, ...]:
-        keys, groups, identified = self._keys, transaction.groups, transaction.identified
-        starts = sorted({*(g.bucket_start_ms for g in groups), *(m.bucket_start_ms for m in identified)})
-        number = {start: index for index, start in enumerate(starts, start=1)}
-        names = [keys.buckets(), keys.fences(source_id), keys.ids(), keys.counters(), *fence_keys]
-        names += map(keys.bucket, starts)
-        arguments: list[str | int | bytes] = [
-            keys.wake(),
-            sum(len(group.pairs) for group in groups),
-            *(unframe_pair(groups[0].pairs[0]) if groups else ("", "")),
-            transaction.rejected,
-            self._now(),
-            len(transaction.moves),
-            len(starts),
-        ]
-        for move in transaction.moves:
-            arguments += (move.fence_token, move.after)
-        arguments += starts
-        for message in identified:
-            arguments += (number[message.bucket_start_ms], message.due_ms, message.member, message.caller_id)
-        # With its text: a digest that the server has forgotten would fail within MULTI, behind what came before it.
-        return self._scripts.command_with_text("schedule", names, arguments)
 
     def _evaluate(self, name: str, keys: Sequence[str], arguments: Sequence[Any]) -> Any:
         """Run a script; teaches all of them to a server that doesn't know them (any more)."""

@@ -1,27 +1,39 @@
-"""Messages as they go on the wire: score and member as RESP bulk strings, framed once where a message is made.
+"""Messages as they go on the wire: score and member as RESP bulk strings, framed where many are made at once.
 
-A client that packs millions of small arguments by itself costs more than parsing them out of JSON. The protocol is
+A client that packs millions of small arguments one by one costs more than all the rest of their way. The protocol is
 https://redis.io/docs/latest/develop/reference/protocol-spec/, and only bulk strings are used of it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+
+from pipeline.store.base import Group
 
 
-def frame_pair(due_ms: int, member: str) -> str:
-    """Return due_ms and member as two bulk strings; texts until they are sent, as joining many is cheap."""
-    size = len(member) if member.isascii() else len(member.encode())
-    due = str(due_ms)
-    return f"${len(due)}\r\n{due}\r\n${size}\r\n{member}\r\n"
+def unframe_pairs(wire: bytes) -> Iterator[tuple[int, bytes]]:
+    """Yield due_ms and member of pairs of bulk strings."""
+    place = 0
+    while place < len(wire):
+        due_ms, place = _unframe(wire, place)
+        member, place = _unframe(wire, place)
+        yield int(due_ms), member
 
 
-def unframe_pair(pair: str) -> tuple[int, bytes]:
-    """Return due_ms and member of ``frame_pair``."""
-    _, due_ms, _, rest = pair.split("\r\n", 3)
-    return int(due_ms), rest[:-2].encode()
+def frame_command(*words: str | bytes | int) -> bytes:
+    """Return a command of ``words``."""
+    return b"*%d\r\n%b" % (len(words), _frame(words))
 
 
-def frame_command(*words: str | bytes | int, pairs: Sequence[str] = ()) -> bytes:
-    """Return a command of ``words``, followed by pairs of ``frame_pair``."""
+def frame_zadd(key: str, group: Group) -> bytes:
+    """Return the command that adds a group to a sorted set."""
+    return b"".join((b"*%d\r\n" % (2 + 2 * group.count), _frame(("ZADD", key)), group.wire))
+
+
+def _frame(words: Sequence[str | bytes | int]) -> bytes:
     encoded = [word if isinstance(word, bytes) else str(word).encode() for word in words]
-    head = b"".join(b"$%d\r\n%b\r\n" % (len(word), word) for word in encoded)
-    return b"*%d\r\n%b%b" % (len(words) + 2 * len(pairs), head, "".join(pairs).encode())
+    return b"".join(b"$%d\r\n%b\r\n" % (len(word), word) for word in encoded)
+
+
+def _unframe(wire: bytes, place: int) -> tuple[bytes, int]:
+    start = wire.index(b"\r\n", place) + 2
+    stop = start + int(wire[place + 1 : start - 2])
+    return wire[start:stop], stop + 2

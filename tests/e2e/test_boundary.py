@@ -12,13 +12,13 @@ from pipeline.core.clock import SystemClock
 from pipeline.core.messages import encode_member
 from pipeline.drain.loop import DrainLoop
 from pipeline.sinks.screen import ScreenSink
-from pipeline.store.base import NO_FENCE, FenceMove, Group, Transaction
+from pipeline.store.base import NO_FENCE, FenceMove, Transaction
 from pipeline.store.connection import connect
 from pipeline.store.doorbell import Doorbell
 from pipeline.store.keys import Keys
 from pipeline.store.redis_store import RedisStore
-from pipeline.store.resp import frame_pair
 from tests.servers import real_server
+from tests.store.builders import group
 
 BUCKET_MS = 600_000
 MESSAGES, SECONDS = 1_000, 60
@@ -49,9 +49,9 @@ def test_a_thousand_messages_in_a_minute_come_once_each_in_order_none_early() ->
         store = RedisStore(client, keys, settings, now_ms=clock.wall_ms)
         for start_ms in sorted({due_ms - due_ms % BUCKET_MS for due_ms in dues}):
             of_bucket = [(n, due_ms) for n, due_ms in enumerate(dues) if due_ms - due_ms % BUCKET_MS == start_ms]
-            pairs = [frame_pair(due_ms, encode_member(f"{TOKEN}{n:08x}", str(n)).decode()) for n, due_ms in of_bucket]
+            messages = [(due_ms, encode_member(f"{TOKEN}{n:08x}", str(n))) for n, due_ms in of_bucket]
             move = FenceMove(f"{TOKEN}.{start_ms}", NO_FENCE, "all")
-            store.schedule("s", Transaction([move], [Group(start_ms, pairs)], [], 0))
+            store.schedule("s", Transaction([move], [group(start_ms, messages)], [], 0))
         reader, writer = os.pipe()
         received: list[bytes] = []
         with os.fdopen(reader, "rb") as stream:

@@ -7,7 +7,6 @@ from pyspark.sql import DataFrame, SparkSession
 from pipeline.core.validation import Kind
 from pipeline.ingest.parsing import FileText, ParsedPiece, parse_file
 from pipeline.ingest.schemas import FILE_ROW
-from pipeline.store.resp import unframe_pair
 
 ARRIVAL_MS = 1_700_000_000_123
 TOKEN = "OZ0aaaabbbbbbb"
@@ -33,7 +32,10 @@ def parsed(
 
 
 def members(piece: ParsedPiece) -> list[bytes]:
-    """The members of a piece, in line order; each pair must tell its own due time."""
-    pairs = [unframe_pair(pair) for pair in piece.pairs]
-    assert [due_ms for due_ms, _ in pairs] == piece.due_ms
-    return [member for _, member in pairs]
+    """The members of a piece, in line order."""
+    return [piece.members[index].as_py() for index in piece.line_nos.argsort().tolist()]
+
+
+def dues(piece: ParsedPiece) -> list[int]:
+    """When they are due, in line order."""
+    return piece.due_ms[piece.line_nos.argsort()].tolist()

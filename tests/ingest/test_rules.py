@@ -1,17 +1,20 @@
 """The rules as files are parsed: the table of cases, and the same answers as the reference on lines that nobody thought of."""
 
 import json
+from itertools import combinations, product
 
+import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from pipeline.core.ids import message_id
-from pipeline.core.messages import MessageRequest, Reason, Rejection, encode_member
+from pipeline.core.messages import DEFAULT_TOPIC, MessageRequest, Reason, Rejection, decode_member, encode_member
 from pipeline.core.validation import Kind, validate_line
 from pipeline.ingest.parsing import ParsedPiece, fast_request
+from pipeline.ingest.plain_lines import Lines, read_plain_lines
 from tests.cases.requests import CASES, Case
-from tests.ingest.files import ARRIVAL_MS, TOKEN, members, parsed
+from tests.ingest.files import ARRIVAL_MS, TOKEN, dues, members, parsed
 
 
 def parse_line(line: bytes, kind: Kind, arrival_ms: int, header: str | None) -> ParsedPiece:
@@ -27,7 +30,7 @@ def assert_is(piece: ParsedPiece, expected: MessageRequest | Reason | None, line
         member = encode_member(
             message_id(TOKEN, 2), expected.message, expected.topic, expected.caller_id, expected.headers
         )
-        found = (piece.due_ms, members(piece), piece.caller_ids, piece.rejected)
+        found = (dues(piece), members(piece), piece.caller_ids, piece.rejected)
         ids = {} if expected.caller_id is None else {0: expected.caller_id}
         assert found == ([expected.due_ms], [member], ids, []), line
         return
@@ -129,6 +132,9 @@ _CSV_HEADERS = st.lists(
 ).map(",".join)  # fmt: skip
 
 
+_SPECIAL = [b'"', b"\\", b"\x1f", b"\t", b",", b":", b"{", b"}", b"\xff", b"\xed\xa0\x80", b"0", b" "]
+
+
 def _as_bytes(line: str) -> bytes:
     return line.encode(errors="surrogatepass").replace(b"\n", b" ").rstrip(b"\r")
 
@@ -186,4 +192,85 @@ def test_the_fast_form_takes_only_what_the_reference_takes(line: bytes) -> None:
     if found is not None:
         judged = validate_line(line, "json", ARRIVAL_MS)
         assert isinstance(judged, MessageRequest)
-        assert (judged.due_ms, judged.message) == (found[0], found[1].message)
+        assert judged == found
+
+
+# What programs write: a text without escapes and a whole number.
+_PLAIN_LINES = st.tuples(
+    st.text(
+        st.characters(min_codepoint=32, exclude_categories=["Cs"], exclude_characters='"\\'), min_size=1, max_size=8
+    ),
+    st.sampled_from(["delay_sec", "countdown", "due"]),
+    st.one_of(st.integers(0, 31_622_400), st.integers(0, 9)),
+    st.sampled_from(["", " "]),
+    st.sampled_from(["", " "]),
+).map(lambda parts: '{{"message":{3}"{0}",{4}"{1}":{3}{2}}}'.format(*parts))
+_NEARLY_PLAIN_LINES = st.tuples(
+    _PLAIN_LINES, st.integers(0, 60), st.one_of(st.binary(max_size=2), st.sampled_from(_SPECIAL))
+).map(_mutated)
+
+
+@settings(max_examples=1_000, deadline=None)
+@given(st.lists(st.one_of(_PLAIN_LINES.map(str.encode), _NEARLY_PLAIN_LINES, _LINES), max_size=20), st.booleans())
+def test_lines_that_are_read_at_once_are_read_as_the_reference_reads_them(sent: list[bytes], has_returns: bool) -> None:
+    lines = Lines.of(b"".join(line + (b"\r\n" if has_returns else b"\n") for line in sent))
+    plain = read_plain_lines(lines, ARRIVAL_MS)
+    for index, due_ms, text in zip(plain.indexes.tolist(), plain.due_ms.tolist(), plain.texts.to_pylist(), strict=True):
+        judged = validate_line(sent[index], "json", ARRIVAL_MS)
+        assert judged == MessageRequest(due_ms, text.decode(), DEFAULT_TOPIC, None, {}), sent[index]
+
+
+# The parts of a plain line, each with what else could stand in its place.
+_PARTS = [
+    ["{", " {", "", "[", "{{", "x{"],
+    ['"message"', '"massage"', '"topic"', '"messages"', '""', "message"],
+    [":", ": ", ":  ", " :", "=", "", ":x"],
+    ['"m"', '""', '"é"', '"a\\nb"', '"a\x1fb"', '"a\tb"', '"a\x7fb"', '"m" ', "5",
+     "{}", f'"{"x" * 262_144}"', f'"{"x" * 262_145}"'],
+    [",", ", ", ",  ", " ,", ";", "", ",x", ",5", ",,"],
+    ['"delay_sec"', '"countdown"', '"due"', '"delay"', '"delay_"', '"dua"', '"message"', '"topic"', "due"],
+    [":", ": ", ":  ", " :", "=", "", "::"],
+    ["5", "0", "00", "01", "-1", "+1", "1.0", "1e3", "", "31622400", "31622401", "253402300799999", "253402300800000", "1" * 16,
+     "1" * 40, str(2**64 + 5), "/", ":", "5 ", "5,", '"x"', "true", "null"],
+    ["}", "} ", "}}", "", "]", "},", '}"'],
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("arrival_ms", [ARRIVAL_MS, -1, 253_402_300_800_000])
+def test_nothing_but_the_right_parts_make_a_plain_line(arrival_ms: int) -> None:
+    """Two parts at a time are others than those that belong there, and each line is judged by the reference."""
+    sent = set()
+    for (one, ones), (other, others) in combinations(enumerate(_PARTS), 2):
+        for in_one, in_other in product(ones, others):
+            parts = [in_one if n == one else in_other if n == other else usual[0] for n, usual in enumerate(_PARTS)]
+            sent.add("".join(parts).encode())
+    lines = Lines.of(b"\n".join(sent))
+    plain = read_plain_lines(lines, arrival_ms)
+    assert len(plain.indexes) > (40 if arrival_ms == ARRIVAL_MS else 5)
+    cut = list(lines.cut(np.ones(len(lines), np.bool_)))
+    for index, due_ms, text in zip(plain.indexes.tolist(), plain.due_ms.tolist(), plain.texts.to_pylist(), strict=True):
+        judged = validate_line(cut[index], "json", arrival_ms)
+        assert judged == MessageRequest(due_ms, text.decode(), DEFAULT_TOPIC, None, {}), cut[index][:200]
+
+
+@settings(deadline=None)
+@given(st.lists(_PLAIN_LINES.map(str.encode), min_size=1, max_size=20), st.sampled_from([b"\n", b"\r\n"]))
+def test_all_plain_lines_are_read_at_once_whatever_stands_between_them(sent: list[bytes], end: bytes) -> None:
+    others = [b"", b"x", b'{"message":"a\\"b","due":5}', b'""""""']
+    content = end.join(line for pair in zip(sent, others * len(sent), strict=False) for line in pair)
+    found = read_plain_lines(Lines.of(content), ARRIVAL_MS)
+    assert found.indexes.tolist() == list(range(0, 2 * len(sent), 2))
+
+
+def test_a_file_of_all_kinds_of_lines_is_parsed_as_line_by_line() -> None:
+    content = b"\n".join(case.line for case in CASES if case.kind == "json" and b"\n" not in case.line)
+    content += b"\n" + b"".join(b'{"message":"m%d","delay_sec":%d}\n' % (n, n) for n in range(200))
+    piece = parsed(content)
+    accepted = {}
+    for line_no, line in enumerate(content.removesuffix(b"\n").split(b"\n"), start=1):
+        judged = validate_line(line.removesuffix(b"\r"), "json", ARRIVAL_MS)
+        if isinstance(judged, MessageRequest):
+            accepted[message_id(TOKEN, line_no)] = (judged.due_ms, judged.message)
+    found = zip(map(decode_member, members(piece)), dues(piece), strict=True)
+    assert {message.message_id: (due_ms, message.message) for message, due_ms in found} == accepted
+    assert len(accepted) > 250

@@ -1,9 +1,9 @@
 """Short ways to say what a test stores."""
 
 from collections import defaultdict
+from collections.abc import Sequence
 
 from pipeline.store.base import NO_FENCE, FenceMove, Group, IdentifiedMessage, Transaction
-from pipeline.store.resp import frame_pair
 
 BUCKET_MS = 600_000
 TOKEN = "P" * 14
@@ -11,6 +11,12 @@ TOKEN = "P" * 14
 
 def member(line: int, text: str = "", token: str = TOKEN) -> bytes:
     return f"{token}{line:08x}m{text or f'message {line}'}".encode()
+
+
+def group(bucket_start_ms: int, messages: Sequence[tuple[int, bytes]]) -> Group:
+    """Messages of one bucket as they go on the wire."""
+    words = (word for due_ms, member in messages for word in (b"%d" % due_ms, member))
+    return Group(bucket_start_ms, len(messages), b"".join(b"$%d\r\n%b\r\n" % (len(word), word) for word in words))
 
 
 def transaction(
@@ -24,10 +30,10 @@ def transaction(
     """A transaction of one file: (line, due_ms) rows, and (line, due_ms, caller's id) rows."""
     groups = defaultdict(list)
     for line, due_ms in sorted(rows, key=lambda row: row[1]):
-        groups[due_ms - due_ms % BUCKET_MS].append(frame_pair(due_ms, member(line, token=token).decode()))
+        groups[due_ms - due_ms % BUCKET_MS].append((due_ms, member(line, token=token)))
     return Transaction(
         moves=[FenceMove(token, before, after)],
-        groups=[Group(start, pairs) for start, pairs in groups.items()],
+        groups=[group(start, pairs) for start, pairs in groups.items()],
         identified=[
             IdentifiedMessage(due_ms - due_ms % BUCKET_MS, due_ms, member(line, token=token), caller_id)
             for line, due_ms, caller_id in identified

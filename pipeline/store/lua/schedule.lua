@@ -33,8 +33,10 @@ local first_bucket, first_start = FIRST_FENCE + move_count, FIRST_MOVE + 2 * mov
 local known, cursor = 0, first_start + bucket_count
 while cursor < #ARGV do
   local due_ms, member, caller_id = tonumber(ARGV[cursor + 1]), ARGV[cursor + 2], ARGV[cursor + 3]
-  if redis.call('ZADD', ids, 'NX', '+inf', caller_id) == 1 then
+  if not redis.call('ZSCORE', ids, caller_id) then
+    -- The message first: were the id there without it, the next attempt would take the message for known.
     redis.call('ZADD', KEYS[first_bucket + tonumber(ARGV[cursor]) - 1], ARGV[cursor + 1], member)
+    redis.call('ZADD', ids, '+inf', caller_id)
     if due_ms < first_due_ms then
       first_due_ms, firsts = due_ms, {}
     end
