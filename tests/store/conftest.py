@@ -15,7 +15,6 @@ from pipeline.store.scripts import Scripts
 from tests.servers import RealServer, real_server
 
 START_MS = 1_700_000_000_000
-PERMANENT = {"counters", "ids", "fences"}  # what may be left when every message is delivered
 
 
 @dataclass

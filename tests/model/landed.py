@@ -1,0 +1,67 @@
+"""Landing files as the tests say them, and the transactions that store them."""
+
+from dataclasses import dataclass
+from itertools import groupby
+
+from pipeline.store.base import NO_FENCE, Group, Transaction
+from pipeline.store.resp import frame_pair, unframe_pair
+from tests.store.builders import transaction
+
+ALL = "all"
+
+
+@dataclass(frozen=True)
+class Line:
+    """A line of a landing file: ``due_ms`` is None where it was rejected."""
+
+    number: int
+    due_ms: int | None
+    caller_id: str = ""
+
+
+@dataclass(frozen=True)
+class LandedFile:
+    """A file is stored from place to place; the store does not read a fence, so that its text is the place."""
+
+    token: str
+    lines: tuple[Line, ...]
+
+    def fence_at(self, place: int) -> str:
+        """Return the fence that says that the lines before ``place`` are stored."""
+        if place == 0:
+            return NO_FENCE
+        return ALL if place == len(self.lines) else str(place)
+
+    def place_of(self, fence: str) -> int:
+        """Return how many lines a fence says are stored."""
+        return len(self.lines) if fence == ALL else int(fence or 0)
+
+    def transaction(self, first: int, last: int) -> Transaction:
+        """Return what stores the lines between two places."""
+        part = self.lines[first:last]
+        accepted = [(line.number, line.due_ms, line.caller_id) for line in part if line.due_ms is not None]
+        return transaction(
+            *((number, due_ms) for number, due_ms, caller_id in accepted if not caller_id),
+            before=self.fence_at(first),
+            after=self.fence_at(last),
+            rejected=len(part) - len(accepted),
+            identified=tuple(line for line in accepted if line[2]),
+            token=self.token,
+        )
+
+
+def messages_of(transaction: Transaction) -> list[tuple[int, int, bytes]]:
+    """Return the messages without a caller's id, each with its bucket and its due_ms."""
+    return [(group.bucket_start_ms, *unframe_pair(pair)) for group in transaction.groups for pair in group.pairs]
+
+
+def together(*transactions: Transaction) -> Transaction:
+    """Make one transaction of those of several files."""
+    in_order = sorted(message for each in transactions for message in messages_of(each))
+    by_bucket = groupby(in_order, key=lambda message: message[0])
+    return Transaction(
+        moves=[move for each in transactions for move in each.moves],
+        groups=[Group(start, [frame_pair(due_ms, m.decode()) for _, due_ms, m in held]) for start, held in by_bucket],
+        identified=[message for each in transactions for message in each.identified],
+        rejected=sum(each.rejected for each in transactions),
+    )

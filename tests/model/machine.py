@@ -1,0 +1,201 @@
+"""A Hypothesis machine that drives a real server and the reference side by side, and checks what the pipeline promises."""
+
+from collections.abc import Callable
+from typing import Any
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis.stateful import Bundle, invariant, multiple, precondition, rule
+
+from pipeline.core.errors import StoreProtocolError
+from pipeline.store.base import Claim, ClaimReply
+from tests.model.pair import DRAIN, Pair
+from tests.model.snapshot import read_reference
+from tests.model.storing import LOOPS, StoringMachine
+from tests.model.times import AROUND_MS, LEASE_MS, STEPS_MS
+from tests.store.builders import BUCKET_MS
+
+PERMANENT = {"counters", "ids", "fence", "fences"}  # what may be left when every message is delivered
+
+
+class StoreMachine(StoringMachine):
+    """Files are stored, loops claim, acknowledge and give back, and time goes where it likes."""
+
+    sound = False  # whether the last look found everything in order
+
+    claims: Bundle[Claim] = Bundle("claims")
+
+    # Delivering
+
+    @rule(target=claims, number=st.integers(0, LOOPS - 1))
+    def claim(self, number: int) -> Any:
+        loop = self.loops[number]
+        loop.passes += 1
+        return self.ask(loop, f"loop{number}:{loop.passes}")
+
+    @rule(target=claims, number=st.integers(0, LOOPS - 1))
+    def claim_again_after_a_lost_reply(self, number: int) -> Any:
+        loop = self.loops[number]
+        self.a_moment_later()
+        return self.ask(loop, f"loop{number}:{loop.passes}")
+
+    @rule(target=claims, claim=claims)
+    def a_request_to_claim_comes_late(self, claim: Claim) -> Any:
+        """It was given up and asked again, and that claim may be over by now."""
+        self.a_moment_later()
+        return self.ask(Pair(self), claim.lease_token.partition(":")[2])
+
+    def a_moment_later(self) -> None:
+        """Come to a millisecond at which no lease has begun: a token and a lease name one claim only if they differ."""
+        self.now_ms = max(self.now_ms, self.latest_ms) + 1
+
+    def ask(self, loop: Pair, name: str) -> Any:
+        reply = loop.same(lambda store: store.claim(name))
+        if reply.claim is None:
+            self.check_wait(reply)
+            return multiple()
+        if reply.claim.lease_token not in self.seen.leases:
+            self.check_new_claim(reply.claim)
+        return reply.claim
+
+    def check_wait(self, reply: ClaimReply) -> None:
+        dues = [due_ms for _, due_ms in self.seen.waiting()]
+        assert reply.next_due_ms == min(dues, default=None)
+        assert reply.next_due_ms is None or reply.next_due_ms > self.now_ms
+
+    def check_new_claim(self, claim: Claim) -> None:
+        claimed = [(m.due_ms, m.member) for m in claim.messages]
+        left = [(due_ms, m) for m, due_ms in self.seen.waiting() if m not in {m.member for m in claim.messages}]
+        assert 0 < len(claimed) <= DRAIN.claim_limit
+        assert claimed == sorted(claimed)
+        assert claimed[-1] < min(left, default=(float("inf"), b"")), "something older was left"
+        assert claimed[-1][0] <= self.now_ms, "early"
+        assert claim.lease_until_ms == self.now_ms + LEASE_MS
+
+    @rule(number=st.integers(0, LOOPS - 1), claim=claims, delivered=st.integers(0, DRAIN.claim_limit))
+    def acknowledge(self, number: int, claim: Claim, delivered: int) -> None:
+        done = [m.member for m in claim.messages[:delivered]]
+        caller_ids = [caller_id for caller_id, stored in self.ids.items() if stored in done]
+        if self.loops[number].same(lambda store: store.ack(claim, len(done), caller_ids)):
+            for stored in done:
+                token, _ = self.acknowledged.setdefault(stored, (claim.lease_token, self.now_ms))
+                assert token == claim.lease_token, "acknowledged under two claims"
+
+    @rule(claim=claims)
+    def acknowledge_all(self, claim: Claim) -> None:
+        self.acknowledge(0, claim, len(claim.messages))
+
+    @rule(claim=claims, ms=st.sampled_from(AROUND_MS))
+    def acknowledge_at_the_end_of_the_lease(self, claim: Claim, ms: int) -> None:
+        self.now_ms = claim.lease_until_ms + ms
+        self.acknowledge_all(claim)
+
+    @rule(target=claims, claim=claims, gives_back=st.booleans())
+    def end_a_claim_again_after_a_late_request(self, claim: Claim, gives_back: bool) -> Any:
+        """The reply to the acknowledgement was lost, and a request to claim took its time."""
+        self.acknowledge_all(claim)
+        self.every_promise_holds()
+        late = self.a_request_to_claim_comes_late(claim)
+        if gives_back:
+            self.give_back(0, claim, 0)
+        else:
+            self.acknowledge_all(claim)
+        return late
+
+    @rule(target=claims, number=st.integers(0, LOOPS - 1), delivered=st.integers(1, DRAIN.claim_limit))
+    def claim_and_acknowledge(self, number: int, delivered: int) -> Any:
+        """The whole claim, or a part of it, and that twice."""
+        claim = self.claim(number)
+        if isinstance(claim, Claim):
+            for _ in range(2):
+                self.acknowledge(number, claim, delivered)
+        return claim
+
+    @rule(number=st.integers(0, LOOPS - 1), claim=claims, delivered=st.integers(0, DRAIN.claim_limit))
+    def give_back(self, number: int, claim: Claim, delivered: int) -> None:
+        self.loops[number].same(lambda store: store.release(claim, min(delivered, len(claim.messages))))
+
+    @rule(number=st.integers(0, LOOPS - 1))
+    def reclaim(self, number: int) -> None:
+        self.loops[number].same(lambda store: store.reclaim())
+
+    # What happens around them
+
+    @rule(ms=st.sampled_from(STEPS_MS))
+    def time_passes(self, ms: int) -> None:
+        self.now_ms += ms
+
+    @rule(ms=st.sampled_from(AROUND_MS))
+    def time_comes_to_a_border(self, ms: int) -> None:
+        self.now_ms = self.border_ms() + ms
+
+    @precondition(lambda self: self.seen.leases)
+    @rule(ms=st.sampled_from(AROUND_MS))
+    def time_comes_to_the_end_of_a_lease(self, ms: int) -> None:
+        self.now_ms = min(self.seen.leases.values()) + ms
+
+    @rule()
+    def the_server_forgets_its_scripts(self) -> None:
+        self.client.script_flush()
+
+    @precondition(lambda self: any(due_ms <= self.now_ms for _, due_ms in self.seen.waiting()))
+    @rule()
+    def claiming_fails_half_way(self) -> None:
+        """A key of another type stands where the claim is to be."""
+        token = f"{min(self.seen.buckets)}:spoiled"
+        self.fail_on(self.keys.claim(token), lambda: Pair(self).real.claim("spoiled"))
+
+    @rule(claim=claims)
+    def giving_back_fails_half_way(self, claim: Claim) -> None:
+        held = self.seen.leases.get(claim.lease_token) == claim.lease_until_ms
+        if held and claim.bucket_start_ms not in self.seen.buckets:
+            key = self.keys.bucket(claim.bucket_start_ms)
+            self.fail_on(key, lambda: self.loops[0].real.release(claim, 0))
+
+    def fail_on(self, key: str, call: Callable[[], object]) -> None:
+        self.client.set(key, "in the way")
+        with pytest.raises(StoreProtocolError, match="WRONGTYPE"):
+            call()
+        self.client.delete(key)
+
+    # What always holds
+
+    @invariant()
+    def every_promise_holds(self) -> None:
+        self.sound = False
+        self.seen = self.look()
+        assert self.seen == read_reference(self.reference)
+        in_one_place = sorted(self.seen.everything())
+        assert in_one_place == sorted(self.accepted.keys() - self.acknowledged.keys()), "lost, doubled or invented"
+        assert all(due_ms == self.accepted[m] for m, due_ms in self.seen.waiting())
+        for start, held in self.seen.buckets.items():
+            assert all(start <= due_ms < start + BUCKET_MS for due_ms in held.values())
+        assert self.seen.index == self.seen.buckets.keys()
+        assert self.seen.leases.keys() == self.seen.claims.keys()
+        assert self.seen.counters.get("stored", 0) == len(self.accepted)
+        assert self.seen.counters.get("delivered", 0) == len(self.acknowledged)
+        self.latest_ms = max(self.latest_ms, self.now_ms)
+        self.sound = True
+
+    def teardown(self) -> None:
+        """Deliver everything that is left: then nothing is missing and nothing is left over."""
+        self.bell.close()
+        if not self.sound:
+            return
+        for _ in range(1_000):
+            self.every_promise_holds()
+            if not self.seen.everything():
+                break
+            self.deliver_or_wait()
+        assert self.acknowledged.keys() == self.accepted.keys()
+        assert self.seen.names <= PERMANENT
+
+    def deliver_or_wait(self) -> None:
+        self.loops[0].passes += 1
+        reply = self.loops[0].same(lambda store: store.claim(f"loop0:{self.loops[0].passes}"))
+        if reply.claim:
+            self.acknowledge_all(reply.claim)
+            return
+        times = [ms for ms in (reply.next_due_ms, reply.first_lease_ms) if ms is not None]
+        self.now_ms = max(self.now_ms, min(times))
+        self.reclaim(0)

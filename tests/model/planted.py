@@ -1,0 +1,226 @@
+"""Faults that somebody could write into the scripts or the store. The machine must find each, or the machine is at fault."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from pipeline.store import redis_store
+from pipeline.store.redis_store import RedisStore
+from tests.planting import load_again, read_module, replace_once
+
+STORE = "redis_store"
+
+
+@dataclass(frozen=True)
+class Planted:
+    """A text of a script or of the store, and the faulty text in its place; the old one must be there exactly once.
+
+    ``without`` is a text that goes, for a fault that moves something.
+    """
+
+    name: str
+    where: str
+    old: str
+    new: str
+    without: str = ""
+
+    def over(self, read_script: Callable[[str], str]) -> Callable[[str], str]:
+        """Return ``read_script`` with the fault planted, if it is one of a script."""
+        return lambda name: self._plant(read_script(name)) if name == self.where else read_script(name)
+
+    def store_type(self) -> type[RedisStore]:
+        """Return the store, with the fault planted if it is one of the store."""
+        if self.where != STORE:
+            return RedisStore
+        loaded = load_again(redis_store, self._plant(read_module(redis_store)))
+        return loaded.RedisStore  # type: ignore[no-any-return]
+
+    def _plant(self, source: str) -> str:
+        if self.without:
+            source = replace_once(source, self.without, "", self.name)
+        return replace_once(source, self.old, self.new, self.name)
+
+
+PLANTED = [
+    # schedule, the store's half
+    Planted("the fences are not watched", STORE, 'frame_command("WATCH", *fence_keys)', 'frame_command("UNWATCH")'),
+    Planted(
+        "only the first fence is watched",
+        STORE,
+        'frame_command("WATCH", *fence_keys)',
+        'frame_command("WATCH", fence_keys[0])',
+    ),
+    Planted(
+        "all fences of the source are watched",
+        STORE,
+        'frame_command("WATCH", *fence_keys)',
+        'frame_command("WATCH", *fence_keys, self._keys.fences(source_id))',
+    ),
+    Planted(
+        "the fences are not compared", STORE, "if fences != [move.before for move in transaction.moves]:", "if False:"
+    ),
+    Planted(
+        "only the first fence is compared",
+        STORE,
+        "if fences != [move.before for move in transaction.moves]:",
+        "if fences[0] != transaction.moves[0].before:",
+    ),
+    Planted(
+        "a refused writer goes on watching",
+        STORE,
+        'connection.send_command("UNWATCH")',
+        'connection.send_command("PING")',
+    ),
+    Planted(
+        "a transaction that was overtaken counts as done",
+        STORE,
+        "if replies is None:",
+        "if not replies:\n            return Scheduled(0, 0)\n        if False:",
+    ),
+    Planted(
+        "only the first bucket is stored", STORE, "for g in transaction.groups\n", "for g in transaction.groups[:1]\n"
+    ),
+    Planted("buckets count, not messages", STORE, "sum(len(group.pairs) for group in groups)", "len(groups)"),
+    Planted("all messages with an id go to one bucket", STORE, "(number[message.bucket_start_ms],", "(1,"),
+    # schedule, the script's half
+    Planted(
+        "the fences are not moved",
+        "schedule",
+        "redis.call('SET', KEYS[FIRST_FENCE + move], ARGV[FIRST_MOVE + 2 * move + 1])",
+        "",
+    ),
+    Planted("only the first fence is moved", "schedule", "for move = 0, move_count - 1 do", "for move = 0, 0 do"),
+    Planted(
+        "the fence of another file is moved",
+        "schedule",
+        "'SET', KEYS[FIRST_FENCE + move]",
+        "'SET', KEYS[FIRST_FENCE + move_count - 1 - move]",
+    ),
+    Planted(
+        "the fences are not indexed", "schedule", "redis.call('ZADD', fences, now_ms, ARGV[FIRST_MOVE + 2 * move])", ""
+    ),
+    Planted("a caller's id is not looked up", "schedule", "'NX', '+inf', caller_id) == 1", "'+inf', caller_id) < 2"),
+    Planted(
+        "a caller's id is not remembered",
+        "schedule",
+        "redis.call('ZADD', ids, 'NX', '+inf', caller_id) == 1",
+        "not redis.call('ZSCORE', ids, caller_id)",
+    ),
+    Planted("what is known counts as stored", "schedule", "known = known + 1", "stored = stored + 1"),
+    Planted(
+        "buckets are not indexed",
+        "schedule",
+        "> 0 then\n    redis.call('ZADD', buckets,",
+        "< 0 then\n    redis.call('ZADD', buckets,",
+    ),
+    Planted(
+        "a bucket of known ids alone is indexed",
+        "schedule",
+        "> 0 then\n    redis.call('ZADD', buckets,",
+        ">= 0 then\n    redis.call('ZADD', buckets,",
+    ),
+    Planted("rejected lines are not counted", "schedule", ", rejected = rejected}", "}"),
+    Planted(
+        "the bell is never rung",
+        "schedule",
+        "redis.call('PUBLISH', wake_channel, string.format('%.0f', first_due_ms))",
+        "",
+    ),
+    Planted(
+        "the bell is rung for whatever is stored",
+        "schedule",
+        "if firsts[redis.call('ZRANGE', KEYS[first_bucket + bucket], 0, 0)[1]] then",
+        "if true then",
+    ),
+    Planted(
+        "the bell is rung for the first of any bucket",
+        "schedule",
+        "if ARGV[first_start + bucket] == oldest then",
+        "if true then",
+    ),
+    Planted(
+        "the bell is not rung for a message with an id",
+        "schedule",
+        "firsts[member] = due_ms == first_due_ms or nil",
+        "",
+    ),
+    # claim
+    Planted("a claim has no lease", "claim", "redis.call('ZADD', claims, lease_until_ms, lease_token)", ""),
+    Planted("a claim is only popped", "claim", "redis.call('RPUSH', claim, unpack(", "tostring((unpack)("),
+    Planted(
+        "the oldest bucket is a cursor", "claim", "if oldest ~= bucket_start_ms", "if oldest + 0 > bucket_start_ms + 0"
+    ),
+    Planted(
+        "a claim is a millisecond early", "claim", "bucket, '-inf', text(now_ms),", "bucket, '-inf', text(now_ms + 1),"
+    ),
+    Planted("a claim begins at the newest", "claim", "'BYSCORE',\n", "'BYSCORE', 'REV',\n"),
+    Planted("the limit is not kept", "claim", "math.min(PAGE, claim_limit - #rows / 2)", "PAGE"),
+    Planted("asking again claims again", "claim", "if held_until then", "if false then"),
+    Planted(
+        "a bucket leaves the index with its first claim", "claim", "if redis.call('EXISTS', bucket) == 0", "if true"
+    ),
+    Planted("an empty bucket stays in the index", "claim", "if redis.call('EXISTS', bucket) == 0", "if false"),
+    Planted(
+        "the last lease is told, not the first", "claim", "claims, 0, 0, 'WITHSCORES'", "claims, -1, -1, 'WITHSCORES'"
+    ),
+    Planted("attempts are not told", "claim", "redis.call('EXISTS', attempts) == 1", "false"),
+    Planted(
+        "a claim takes before it puts",
+        "claim",
+        "for first = 1, #rows, 2 * PAGE do",
+        "redis.call('ZREMRANGEBYRANK', bucket, 0, #rows / 2 - 1)\nfor first = 1, #rows, 2 * PAGE do",
+        "redis.call('ZREMRANGEBYRANK', bucket, 0, #rows / 2 - 1) -- the lowest scores are the lowest ranks",
+    ),
+    # ack
+    Planted("no fence: an expired lease will do", "ack", " or lease_until_ms <= now_ms", ""),
+    Planted("no fence: the token alone will do", "ack", " or tonumber(held_until_ms) ~= lease_until_ms", ""),
+    Planted("a lease holds at its end", "ack", "lease_until_ms <= now_ms", "lease_until_ms < now_ms"),
+    Planted("times are compared as texts", "ack", "lease_until_ms <= now_ms", "ARGV[2] <= ARGV[6]"),
+    Planted(
+        "no tombstone: a delivered id is forgotten",
+        "ack",
+        "ids, 'XX', string.format('%.0f', now_ms + id_memory_ms),",
+        "ids, 'XX', 0,",
+    ),
+    Planted("ids are forgotten early", "ack", "'-inf', string.format('%.0f', now_ms)", "'-inf', '(inf'"),
+    Planted("attempts are kept for ever", "ack", "redis.call('HDEL', attempts,", "tostring("),
+    Planted("a part is taken for the whole", "ack", "if delivered == claimed then", "if true then"),
+    Planted("saying it twice counts twice", "ack", "local count = delivered - before", "local count = delivered"),
+    Planted("one too few is forgotten", "ack", "'LTRIM', claim, 2 * count, -1", "'LTRIM', claim, 2 * count - 2, -1"),
+    Planted("one too many is forgotten", "ack", "'LTRIM', claim, 2 * count, -1", "'LTRIM', claim, 2 * count + 2, -1"),
+    Planted("a claim that is over keeps its lease", "ack", "redis.call('ZREM', claims, lease_token)", ""),
+    # release
+    Planted("a lease goes on at its end", "release", "held_until_ms > now_ms", "held_until_ms >= now_ms"),
+    Planted(
+        "no fence: anybody gives back",
+        "release",
+        "local lost = held_until_ms ~= lease_until_ms",
+        "local lost = not held_until_ms",
+    ),
+    Planted(
+        "attempts count only at the acknowledgement",
+        "release",
+        "if by_finder or (index + 1) / 2 <= unacknowledged then",
+        "if false then",
+    ),
+    Planted(
+        "an attempt that was never begun counts",
+        "release",
+        "if by_finder or (index + 1) / 2 <= unacknowledged then",
+        "if true then",
+    ),
+    Planted(
+        "given back into a closed bucket",
+        "release",
+        "redis.call('ZADD', buckets, bucket_start_ms, bucket_start_ms)",
+        "",
+    ),
+    Planted("given back and still claimed", "release", "redis.call('UNLINK', claim)", ""),
+    Planted("given back with its lease", "release", "redis.call('ZREM', claims, lease_token)", ""),
+    Planted(
+        "giving back takes before it puts",
+        "release",
+        "for index = 1, #rows, 2 do",
+        "redis.call('UNLINK', claim)\nfor index = 1, #rows, 2 do",
+        "redis.call('UNLINK', claim)",
+    ),
+]

@@ -1,0 +1,188 @@
+"""What the scripts must do, in plain Python: the model that the real server is compared with, and the simulation's server.
+
+``ReferenceServer`` takes the place of a ``redis.Redis`` behind the real ``RedisStore``: of ``claim``, ``ack`` and ``release`` only
+the scripts are modelled; their words, arguments and replies are those that the heads of the Lua files describe. ``schedule`` is
+modelled as a whole, since the store and its script keep its promise together: a compare-and-set of all fences.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from pipeline.store.base import NO_FENCE, Scheduled, Transaction
+from tests.model.landed import messages_of
+
+MESSAGE_ID_LENGTH = 22
+PAGE = 100
+FORGET_LIMIT = 1000
+
+
+@dataclass
+class Lease:
+    """One claim in flight, without what is acknowledged."""
+
+    until_ms: int
+    rows: list[tuple[bytes, int]]
+
+
+@dataclass(frozen=True)
+class Fence:
+    """How far a file is stored, and when that was noted last."""
+
+    text: str
+    moved_ms: int
+
+
+class PlainScripts:
+    """Calls the reference's verbs by name; see ``Scripts``."""
+
+    def load(self, client: Any) -> None:
+        client.execute_command("SCRIPT LOAD")
+
+    def command(self, name: str, keys: Sequence[str], arguments: Sequence[Any]) -> tuple[Any, ...]:
+        return ("EVALSHA", name, *arguments)
+
+
+@dataclass
+class ReferenceServer:
+    """One namespace. ``clock`` is the server's, epoch ms."""
+
+    clock: Callable[[], int]
+    buckets: dict[int, dict[bytes, int]] = field(default_factory=dict)
+    claims: dict[str, Lease] = field(default_factory=dict)
+    attempts: dict[str, int] = field(default_factory=dict)
+    ids: dict[str, float] = field(default_factory=dict)
+    fences: dict[tuple[str, str], Fence] = field(default_factory=dict)
+    counters: Counter[str] = field(default_factory=Counter)
+    rings: list[int] = field(default_factory=list)  # the due_ms of newcomers that were before everything else
+
+    def execute_command(self, word: str, name: str, *arguments: Any) -> Any:
+        """Run a script."""
+        verbs = {"claim": self._claim, "ack": self._ack, "release": self._release}
+        return verbs[name](*arguments)
+
+    def zrange(self, key: str, first: str, last_ms: int, byscore: bool, offset: int, num: int) -> list[bytes]:
+        """Find expired claims, the only range that the store reads itself."""
+        expired = sorted((lease.until_ms, token.encode()) for token, lease in self.claims.items())
+        return [token for until_ms, token in expired if until_ms <= last_ms][offset : offset + num]
+
+    def time(self) -> tuple[int, int]:
+        """Read the server's clock, as ``TIME`` does."""
+        return self.clock() // 1000, self.clock() % 1000 * 1000
+
+    def schedule(self, source_id: str, transaction: Transaction) -> Scheduled | None:
+        """Store a transaction if all its fences are where it says; otherwise do nothing and return None."""
+        if any(self.fence(source_id, move.fence_token) != move.before for move in transaction.moves):
+            return None
+        new = messages_of(transaction)
+        known = 0
+        for message in transaction.identified:
+            if message.caller_id in self.ids:
+                known += 1
+            else:
+                self.ids[message.caller_id] = math.inf
+                new.append((message.bucket_start_ms, message.due_ms, message.member))
+        for bucket, due_ms, stored in new:
+            self.buckets.setdefault(bucket, {})[stored] = due_ms
+        for move in transaction.moves:
+            self.fences[source_id, move.fence_token] = Fence(move.after, self.clock())
+        self.counters += Counter(stored=len(new), known=known, rejected=transaction.rejected)
+        first = min(((due_ms, m) for held in self.buckets.values() for m, due_ms in held.items()), default=None)
+        self.rings += [due_ms for _, due_ms, stored in new if (due_ms, stored) == first]
+        return Scheduled(len(new), known)
+
+    def fence(self, source_id: str, fence_token: str) -> str:
+        """Return how far a file is stored."""
+        fence = self.fences.get((source_id, fence_token))
+        return fence.text if fence else NO_FENCE
+
+    def take_rings(self) -> list[int]:
+        """Return what was rung since the last call."""
+        heard, self.rings = self.rings, []
+        return heard
+
+    def _claim(self, bucket: int, token: str, limit: int, bytes_max: int, lease_ms: int, now: int | str) -> list[Any]:
+        now_ms = self._now(now)
+        lease = self.claims.get(token)
+        if lease is None:
+            oldest = min(self.buckets, default=None)
+            if oldest is None:
+                return self._reply(b"EMPTY", now_ms, "")
+            if oldest != bucket:
+                return self._reply(b"BUCKET", now_ms, oldest)
+            rows = self._due(bucket, limit, bytes_max, now_ms)
+            if not rows:
+                return self._reply(b"WAIT", now_ms, min(self.buckets[bucket].values()))
+            for taken, _ in rows:
+                del self.buckets[bucket][taken]
+            if not self.buckets[bucket]:
+                del self.buckets[bucket]
+            lease = self.claims[token] = Lease(now_ms + lease_ms, rows)
+        return self._reply(b"OK", now_ms, lease.until_ms, lease.rows)
+
+    def _ack(
+        self, token: str, until_ms: int, claimed: int, delivered: int, memory_ms: int, now: int | str, *ids: str
+    ) -> list[Any]:
+        now_ms = self._now(now)
+        lease = self.claims.get(token)
+        if lease is None or lease.until_ms != until_ms or until_ms <= now_ms:
+            self.counters["stale_acks"] += 1
+            return [b"LOST", 0]
+        count = delivered - (claimed - len(lease.rows))
+        if count > 0:
+            for acknowledged, _ in lease.rows[:count]:
+                self.attempts.pop(_message_id(acknowledged), None)
+            for caller_id in ids:
+                if caller_id in self.ids:
+                    self.ids[caller_id] = now_ms + memory_ms
+            if ids:
+                over = sorted((until, caller_id) for caller_id, until in self.ids.items() if until <= now_ms)
+                for _, caller_id in over[:FORGET_LIMIT]:
+                    del self.ids[caller_id]
+            self.counters["delivered"] += count
+            del lease.rows[:count]
+        if delivered == claimed:
+            del self.claims[token]
+        return [b"OK", max(count, 0)]
+
+    def _release(
+        self, token: str, bucket: int, until_ms: int | str, claimed: int, delivered: int, now: int | str
+    ) -> list[Any]:
+        by_finder = until_ms == ""
+        lease = self.claims.get(token)
+        if lease is None or (lease.until_ms > self._now(now) if by_finder else lease.until_ms != until_ms):
+            return [b"LOST", 0]
+        unacknowledged = delivered - (claimed - len(lease.rows))
+        for index, (given_back, due_ms) in enumerate(lease.rows):
+            self.buckets.setdefault(bucket, {})[given_back] = due_ms
+            if by_finder or index < unacknowledged:
+                message_id = _message_id(given_back)
+                self.attempts[message_id] = self.attempts.get(message_id, 0) + 1
+        del self.claims[token]
+        if by_finder:
+            self.counters["reclaimed"] += len(lease.rows)
+        return [b"OK", len(lease.rows)]
+
+    def _due(self, bucket: int, limit: int, bytes_max: int, now_ms: int) -> list[tuple[bytes, int]]:
+        """Choose the oldest due messages, a page at a time until there are enough bytes."""
+        due = sorted((due_ms, waiting) for waiting, due_ms in self.buckets[bucket].items() if due_ms <= now_ms)
+        rows: list[tuple[bytes, int]] = []
+        while len(rows) < min(limit, len(due)) and sum(len(taken) for taken, _ in rows) < bytes_max:
+            rows += [(waiting, due_ms) for due_ms, waiting in due[len(rows) : min(len(rows) + PAGE, limit)]]
+        return rows
+
+    def _reply(
+        self, status: bytes, now_ms: int, detail: int | str, rows: Sequence[tuple[bytes, int]] = ()
+    ) -> list[Any]:
+        first_lease = min((lease.until_ms for lease in self.claims.values()), default="")
+        attempts = [self.attempts.get(_message_id(taken), 0) for taken, _ in rows]
+        return [status, now_ms, first_lease, detail, [value for row in rows for value in row], attempts]
+
+    def _now(self, argument: int | str) -> int:
+        return self.clock() if argument == "" else int(argument)
+
+
+def _message_id(stored: bytes) -> str:
+    return stored[:MESSAGE_ID_LENGTH].decode()

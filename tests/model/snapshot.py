@@ -1,0 +1,108 @@
+"""Everything that a namespace holds, read past the store, as plain values that compare."""
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any
+
+from pipeline.store.keys import Keys
+from tests.model.reference import ReferenceServer
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """``names`` are the kinds of keys that exist: what stands before the first colon. ``moved`` is the index of the fences."""
+
+    names: frozenset[str]
+    index: frozenset[int]
+    buckets: dict[int, dict[bytes, int]]
+    leases: dict[str, int]
+    claims: dict[str, list[tuple[bytes, int]]]
+    attempts: dict[str, int]
+    ids: dict[str, float]
+    fences: dict[tuple[str, str], str]
+    moved: dict[tuple[str, str], float]
+    counters: dict[str, int]
+
+    def waiting(self) -> list[tuple[bytes, int]]:
+        """The messages in all buckets."""
+        return [row for held in self.buckets.values() for row in held.items()]
+
+    def everything(self) -> list[bytes]:
+        """The messages in all buckets and claims; one that is in two places comes twice."""
+        return [m for m, _ in self.waiting()] + [m for rows in self.claims.values() for m, _ in rows]
+
+
+def read_server(client: Any, keys: Keys) -> Snapshot:
+    """Read a server that holds this namespace alone."""
+    tag = keys.wake().removesuffix("wake")
+    found = sorted(key.decode() for key in client.keys("*"))
+    pipeline = client.pipeline(transaction=False)
+    for key in found:
+        kind = key.removeprefix(tag).partition(":")[0]
+        if kind in ("attempts", "counters"):
+            pipeline.hgetall(key)
+        elif kind == "fence":
+            pipeline.get(key)
+        elif kind == "claim":
+            pipeline.lrange(key, 0, -1)
+        else:
+            pipeline.zrange(key, 0, -1, withscores=True)
+    values: dict[str, dict[str, Any]] = {}
+    for key, value in zip(found, pipeline.execute(), strict=True):
+        kind, _, rest = key.removeprefix(tag).partition(":")
+        values.setdefault(kind, {})[rest] = value
+    claims = values.get("claim", {})
+    return Snapshot(
+        names=frozenset(values),
+        index=frozenset(int(start) for start, _ in _only(values, "buckets")),
+        buckets={int(start): {m: int(due) for m, due in rows} for start, rows in values.get("bucket", {}).items()},
+        leases={token.decode(): int(until) for token, until in _only(values, "claims")},
+        claims={
+            token: [(m, int(due_ms)) for m, due_ms in zip(rows[::2], rows[1::2], strict=True)]
+            for token, rows in claims.items()
+        },
+        attempts={name.decode(): int(count) for name, count in dict(_only(values, "attempts")).items()},
+        ids={name.decode(): until for name, until in _only(values, "ids")},
+        fences={
+            (source, token): fence.decode()
+            for (source, _, token), fence in ((name.partition(":"), f) for name, f in values.get("fence", {}).items())
+        },
+        moved={
+            (source, token.decode()): at_ms
+            for source, moves in values.get("fences", {}).items()
+            for token, at_ms in moves
+        },
+        counters={name.decode(): int(count) for name, count in dict(_only(values, "counters")).items() if int(count)},
+    )
+
+
+def read_reference(server: ReferenceServer) -> Snapshot:
+    """Say what the reference holds in the same way."""
+    there = {
+        "bucket": server.buckets,
+        "buckets": server.buckets,
+        "claim": server.claims,
+        "claims": server.claims,
+        "attempts": server.attempts,
+        "ids": server.ids,
+        "fence": server.fences,
+        "fences": server.fences,
+        "counters": server.counters,
+    }
+    return Snapshot(
+        names=frozenset(name for name, values in there.items() if values),
+        index=frozenset(server.buckets),
+        buckets={start: dict(held) for start, held in server.buckets.items()},
+        leases={token: lease.until_ms for token, lease in server.claims.items()},
+        claims={token: list(lease.rows) for token, lease in server.claims.items()},
+        attempts=dict(server.attempts),
+        ids=dict(server.ids),
+        fences={file: fence.text for file, fence in server.fences.items()},
+        moved={file: fence.moved_ms for file, fence in server.fences.items()},
+        counters=dict(+Counter(server.counters)),
+    )
+
+
+def _only(values: dict[str, dict[str, Any]], kind: str) -> Any:
+    """Return the value of a kind of which there is one key, or nothing."""
+    return values.get(kind, {}).get("", ())
