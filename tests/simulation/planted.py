@@ -1,0 +1,104 @@
+"""Faults that somebody could write into the drain loop. The simulation must find each, or it is the simulation that is at fault."""
+
+from dataclasses import dataclass
+from types import ModuleType
+
+from pipeline.drain import loop, tick
+from pipeline.drain.loop import DrainLoop
+from tests.planting import load_again, read_module, replace_once
+
+
+@dataclass(frozen=True)
+class Planted:
+    """A text of a module of the loop, and the faulty text in its place; the old one must be there exactly once."""
+
+    name: str
+    module: ModuleType
+    old: str
+    new: str
+
+    def loop_type(self) -> type[DrainLoop]:
+        """Return the loop with the fault planted; the modules themselves stay as they are."""
+        faulty_tick = self._load(tick)
+        faulty_loop = self._load(loop)
+        faulty_loop.run_tick = faulty_tick.run_tick  # type: ignore[attr-defined]
+        return faulty_loop.DrainLoop  # type: ignore[no-any-return]
+
+    def _load(self, module: ModuleType) -> ModuleType:
+        source = read_module(module)
+        if module is self.module:
+            source = replace_once(source, self.old, self.new, self.name)
+        return load_again(module, source)
+
+
+PLANTED = [
+    # tick
+    Planted("it delivers after the lease", tick, "return clock.monotonic_ms() < deadline_ms", "return True"),
+    Planted("it leaves no margin", tick, "LEASE_MARGIN = 0.1", "LEASE_MARGIN = 0.0"),
+    Planted(
+        "it counts the lease from the reply", tick, "deadline_ms = asked_ms +", "deadline_ms = clock.monotonic_ms() +"
+    ),
+    Planted(
+        "it acknowledges before it delivers",
+        tick,
+        "        delivered = sink.deliver(",
+        "        store.ack(claim, len(deliveries), [])\n        delivered = sink.deliver(",
+    ),
+    Planted(
+        "it acknowledges what it did not deliver",
+        tick,
+        "held = _acknowledge(store, claim, deliveries[:delivered],",
+        "held = _acknowledge(store, claim, deliveries,",
+    ),
+    Planted("it acknowledges nothing", tick, "return store.ack(claim, len(delivered), caller_ids)", "return True"),
+    Planted(
+        "it ignores a closed sink",
+        tick,
+        "        _give_back(store, claim, min(exc.begun, len(deliveries)))\n        raise",
+        "        delivered = len(deliveries)",
+    ),
+    Planted(
+        "it keeps its claim when the sink closes",
+        tick,
+        "        _give_back(store, claim, min(exc.begun, len(deliveries)))\n        raise",
+        "        raise",
+    ),
+    Planted("an attempt does not count when the sink closes", tick, "min(exc.begun, len(deliveries))", "0"),
+    Planted("it keeps what it did not deliver", tick, "if held and delivered < len(deliveries):", "if False:"),
+    Planted(
+        "it asks for another claim when a reply is lost",
+        tick,
+        "return store.claim(name)",
+        'return store.claim(f"{name}:{asked_ms}")',
+    ),
+    Planted(
+        "it takes every acknowledgement for accepted",
+        tick,
+        "return held or (tries > 1 and within_lease())",
+        "return True",
+    ),
+    # loop
+    Planted(
+        "it takes nothing back",
+        loop,
+        "if tick.first_lease_ms is not None and tick.first_lease_ms <= tick.now_ms:",
+        "if False:",
+    ),
+    Planted("it waits without a cap", loop, "idle_ms = self.wait_ms_max", "idle_ms = 86_400_000.0"),
+    Planted("it waits past the next due time", loop, "idle_ms = min(idle_ms, tick.next_ms)", "pass"),
+    Planted("it does not wait", loop, "return max(idle_ms, 0.0)", "return 0.0"),
+    Planted(
+        "it gives up when the server does not answer",
+        loop,
+        "return call_patiently(call, self.waiter.wait, self.clock, self.random, self.stopping)",
+        "return call()",
+    ),
+    Planted("it does not stop", loop, "while not self.stopping():", "while True:"),
+    Planted(
+        "it counts what was stale as delivered",
+        loop,
+        "self.totals.delivered += tick.delivered - tick.stale",
+        "self.totals.delivered += tick.delivered",
+    ),
+    Planted("it asks under one name", loop, 'name = f"{self.loop_id}:{self._passes}"', 'name = f"{self.loop_id}"'),
+]

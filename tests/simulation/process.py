@@ -1,0 +1,190 @@
+"""One drain process of the simulation: the real loop and the real ``RedisStore`` on ports where faults fall."""
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import redis
+
+from pipeline.config import DrainSettings
+from pipeline.core.errors import SinkClosed
+from pipeline.sinks.base import Delivery
+from pipeline.store.redis_store import RedisStore
+from tests.model.reference import PlainScripts
+from tests.simulation.kernel import Actor, Crash
+from tests.store.builders import member
+
+if TYPE_CHECKING:
+    from tests.simulation.world import World
+
+LEASE_MS = 5_000
+WAIT_MS_MAX = 1_000
+CLAIM_LIMIT = 4
+REPLY_TIMEOUT_MS = 1_000
+BLOCK_CHECK_MS = 200
+DRAIN = DrainSettings(lease_sec=LEASE_MS / 1000, claim_limit=CLAIM_LIMIT, wait_ms_max=WAIT_MS_MAX)
+
+
+class Process:
+    """Clock, connection, sink and waiter of one process. Everything that it does passes ``World``, which knows the seed."""
+
+    def __init__(self, world: "World", name: str) -> None:
+        self.world = world
+        self.name = name
+        self.stopping = False
+        self.answered = True  # whether the last call to the server was
+        self.tokens: set[str] = set()  # of the claims that it asked for in time
+        self._token = ""  # of the claim in hand
+        self._drift = world.random.uniform(0.97, 1.03)
+        self._subscribed = False
+        self._rung = False
+        self._asleep: Actor | None = None
+
+    def run(self) -> None:
+        """Run a loop until it ends, and note how."""
+        loop = self.world.loop_type(
+            store=RedisStore(self, self.world.keys, DRAIN, PlainScripts()),  # type: ignore[arg-type]
+            sink=self,
+            clock=self,
+            waiter=self,
+            loop_id=self.name,
+            wait_ms_max=WAIT_MS_MAX,
+            until=None,
+            stopping=lambda: self.stopping,
+            random=self.world.random.random,
+        )
+        how = "killed"
+        try:
+            loop.run()
+            how = "stopped" if self.stopping else "by itself"
+        except SinkClosed:
+            how = "closed"
+        except Crash:
+            pass
+        held = self.world.held_by(self)
+        self.world.note(self.name, "ended", how, self.answered, held, loop.totals.delivered, loop.totals.stale)
+
+    def stop(self) -> None:
+        """What a signal does."""
+        self.stopping = True
+        self._wake()
+
+    # The clock
+
+    def wall_ms(self) -> int:
+        return round(self.world.kernel.now_ms)
+
+    def monotonic_ms(self) -> float:
+        return self.world.kernel.now_ms * self._drift
+
+    # The connection: what RedisStore asks of a client
+
+    def execute_command(self, *words: Any) -> Any:
+        reply = self._round_trip(lambda timely: self.world.execute(self, words, timely))
+        if words[1:2] == ("claim",) and reply[0] == b"OK":
+            self._token = words[3]
+        return reply
+
+    def zrange(self, *arguments: Any, **options: Any) -> Any:
+        return self._round_trip(lambda timely: self.world.server.zrange(*arguments, **options))
+
+    def time(self) -> tuple[int, int]:
+        answer: tuple[int, int] = self._round_trip(lambda timely: self.world.server.time())
+        return answer
+
+    def _round_trip(self, request: Callable[[bool], Any]) -> Any:
+        world = self.world
+        self.answered = False
+        self._suffer()
+        world.travel()
+        if world.is_down:
+            raise redis.exceptions.ConnectionError("refused")
+        if world.strikes("lost request", self.name):
+            self._time_out()
+        if world.strikes("late request", self.name, arrives_ms := world.awkward_ms()):
+            world.kernel.at(arrives_ms, lambda: world.arrive_late(request))
+            self._time_out()
+        reply = request(True)
+        self._suffer()
+        if world.strikes("lost reply", self.name):
+            self._time_out()
+        world.travel()
+        self.answered = True
+        return reply
+
+    def _time_out(self) -> None:
+        self.world.kernel.let_pass(REPLY_TIMEOUT_MS)
+        raise redis.exceptions.TimeoutError("no reply")
+
+    def _suffer(self) -> None:
+        """Here a process may be killed, or stand still."""
+        world = self.world
+        if world.strikes("crash", self.name):
+            raise Crash
+        if world.strikes("pause", self.name, pause_ms := world.awkward_ms()):
+            world.kernel.let_pass(pause_ms)
+
+    # The sink
+
+    def deliver(self, deliveries: Sequence[Delivery], in_time: Callable[[], bool], patient: Callable[[], bool]) -> int:
+        world, delivered = self.world, 0
+        while delivered < len(deliveries) and in_time():
+            world.note(self.name, "begun", self._token)
+            portion = deliveries[delivered : delivered + world.random.randint(1, 3)]
+            closed_after = world.random.randint(0, len(portion)) if world.strikes("closed sink", self.name) else None
+            for index, delivery in enumerate(portion):
+                if index == closed_after:
+                    break
+                if not self._wait_for_reader(patient):
+                    return delivered
+                self._show(delivery)
+                delivered += 1
+            if closed_after is not None:
+                raise SinkClosed("Nobody reads.", delivered)
+        return delivered
+
+    def _wait_for_reader(self, patient: Callable[[], bool]) -> bool:
+        world = self.world
+        if world.strikes("blocked sink", self.name, blocked_ms := world.awkward_ms()):
+            free_ms = world.kernel.now_ms + blocked_ms
+            while world.kernel.now_ms < free_ms:
+                world.kernel.let_pass(BLOCK_CHECK_MS)
+                if not patient():
+                    return False
+        return True
+
+    def _show(self, delivery: Delivery) -> None:
+        self._suffer()
+        self.world.kernel.let_pass(self.world.random.uniform(0, 1))
+        message_id = delivery.message.message_id
+        shown = member(int(message_id[14:], 16), token=message_id[:14])
+        self.world.note(self.name, "delivered", self._token, shown, delivery.attempt, self.world.server_ms())
+        self._suffer()
+
+    # The waiter: what the doorbell does
+
+    def wait(self, timeout_ms: float) -> None:
+        self._suffer()
+        if not self._subscribed and not self.world.is_down:
+            self._subscribed = True
+            self.world.travel()
+        elif not self._rung and not self.stopping:
+            self._asleep = self.world.kernel.running()
+            self.world.kernel.let_pass(timeout_ms)
+        self._asleep, self._rung = None, False
+
+    def ring(self) -> None:
+        """A newcomer is due before everything else."""
+        if not self._subscribed or self.world.misses_a_ring():
+            self.world.note(self.name, "unheard ring")
+        else:
+            self._rung = True
+            self._wake()
+
+    def hang_up(self) -> None:
+        """The server is gone, and the subscription with it."""
+        self._subscribed = False
+
+    def _wake(self) -> None:
+        if self._asleep is not None:
+            self.world.kernel.wake(self._asleep)
+            self._asleep = None

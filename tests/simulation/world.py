@@ -1,0 +1,264 @@
+"""The simulated surroundings of some drain loops: a server, an ingest and what goes wrong, all drawn from one seed."""
+
+import logging
+import random
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import redis
+
+from pipeline.drain.loop import DrainLoop
+from pipeline.store.keys import Keys
+from tests.model.reference import ReferenceServer
+from tests.simulation.history import SERVER, Event, History, check
+from tests.simulation.kernel import Kernel
+from tests.simulation.process import CLAIM_LIMIT, LEASE_MS, WAIT_MS_MAX, Process
+from tests.store.builders import BUCKET_MS, member, transaction
+
+BORDER_MS = 1_700_000_400_000  # where a bucket begins, in the middle of the run
+FAULTY_MS = 30_000  # then nothing goes wrong any more
+START_MS = BORDER_MS - FAULTY_MS // 2
+GIVE_UP_MS = 20 * FAULTY_MS
+EVENTS_MAX = 50_000  # a run has some thousands
+SLOTS = 3
+FILES = 6
+LINES_MAX = 8
+RESTART_MS_MAX = 3_000
+LOOK_MS = 500
+
+# A fault falls where its name is used, below or in ``process``.
+AT_A_CALL = ("crash", "pause", "lost request", "late request", "lost reply", "closed sink", "blocked sink")
+FROM_OUTSIDE = ("outage", "forgotten scripts", "clock jump", "stop")
+RINGS = "unheard ring"
+KINDS = (*AT_A_CALL, *FROM_OUTSIDE, RINGS)
+
+
+@dataclass(frozen=True)
+class Result:
+    """A run: what happened, and what was wrong with it."""
+
+    seed: int
+    kinds: tuple[str, ...]
+    events: list[Event]
+    seen: Counter[str]
+    violations: list[str]
+
+    def __str__(self) -> str:
+        said = [f"seed {self.seed}, faults: {', '.join(self.kinds) or 'none'}"]
+        return "\n".join([*said, *map(str, self.events), *self.violations])
+
+
+def simulate(seed: int, loop_type: type[DrainLoop] = DrainLoop) -> Result:
+    """Run the world of ``seed`` until everything is delivered; the same seed gives the same run."""
+    world = World(seed, loop_type)
+    violations = []
+    with _silence():
+        try:
+            world.kernel.run(EVENTS_MAX)
+        except Exception as exc:
+            violations.append(f"it ended with {exc!r}")
+    world.note_what_is_left()
+    violations += check(world.history)
+    return Result(seed, world.kinds, world.history.events, world.history.seen(), violations)
+
+
+class World:
+    """A run that is about to begin. Each seed has its own kinds of faults, so that some meet alone and some together."""
+
+    def __init__(self, seed: int, loop_type: type[DrainLoop]) -> None:
+        self.random = random.Random(seed)
+        self.loop_type = loop_type
+        self.kernel = Kernel()
+        self.keys = Keys("simulated")
+        self.server = ReferenceServer(self.server_ms)
+        self.history = History(LEASE_MS, WAIT_MS_MAX)
+        self.kinds = tuple(self.random.sample(KINDS, self.random.choice([0, 1, 1, 2, 2, 3, 5])))
+        self.is_down = False
+        self._rate = self.random.choice([0.01, 0.03, 0.1])
+        self._healed = False
+        self._over = False
+        self._knows_scripts = True
+        self._clock_offset_ms = 0
+        self._files_to_come = FILES
+        self._processes: dict[int, Process] = {}
+        for slot in range(SLOTS):
+            self.kernel.spawn(f"slot {slot}", lambda slot=slot: self._run_slot(slot))  # type: ignore[misc]
+        for number in range(FILES):
+            self.kernel.at(self.random.uniform(0, FAULTY_MS), lambda number=number: self._ingest(number))  # type: ignore[misc]
+        for kind in (kind for kind in self.kinds if kind in FROM_OUTSIDE):
+            self.kernel.at(self.random.uniform(0, FAULTY_MS / 2), lambda kind=kind: self._strike(kind))  # type: ignore[misc]
+        self.kernel.at(FAULTY_MS, self._heal)
+
+    def server_ms(self) -> int:
+        return START_MS + int(self.kernel.now_ms) + self._clock_offset_ms
+
+    def note(self, who: str, what: str, *details: Any) -> None:
+        self.history.add(self.kernel.now_ms, who, what, *details)
+
+    def travel(self) -> None:
+        """A packet is on its way."""
+        self.kernel.let_pass(self.random.uniform(0.05, 2))
+
+    def strikes(self, kind: str, who: str, for_ms: float = 0) -> bool:
+        """Say whether a fault falls here, and note it."""
+        if kind not in self.kinds or self._healed or self.random.random() >= self._rate:
+            return False
+        self.note(who, "fault", kind, self.kernel.now_ms + for_ms)
+        return True
+
+    def awkward_ms(self) -> float:
+        """Draw a time up to some leases, often one that ends close to the end of a lease."""
+        return self.random.choice([self.random.uniform(0, 3), self.random.uniform(0.85, 1.05)]) * LEASE_MS
+
+    def misses_a_ring(self) -> bool:
+        return RINGS in self.kinds and self.random.random() < 0.5
+
+    # The server
+
+    def execute(self, process: Process, words: tuple[Any, ...], timely: bool) -> Any:
+        """Run a script for a process, unless the server has forgotten it."""
+        if words[0] == "SCRIPT LOAD":
+            self._knows_scripts = True
+            return None
+        if not self._knows_scripts:
+            raise redis.exceptions.NoScriptError("NOSCRIPT")
+        _, name, token, *rest = words
+        before = self.server.claims.get(rest[0] if name == "claim" else token)
+        rows = list(before.rows) if before else []
+        held = self.held_by(process)
+        reply = self.server.execute_command(*words)
+        if name == "claim" and reply[0] == b"OK":
+            self._note_claim(process, rest[0], reply, before is None, timely, held)
+        elif name == "ack":
+            done = tuple(m for m, _ in rows[: reply[1]])
+            self.note(process.name, *(("acknowledged", token, done) if reply[0] == b"OK" else ("stale", token)))
+        elif name == "release" and reply[0] == b"OK":
+            self.note(process.name, "gave back" if rest[1] != "" else "reclaimed", token, reply[1])
+        self._check_balance()
+        return reply
+
+    def arrive_late(self, request: Callable[[bool], Any]) -> None:
+        """A request that was given up arrives all the same."""
+        if not self.is_down and self._knows_scripts:
+            request(False)
+
+    def held_by(self, process: Process) -> tuple[str, ...]:
+        """The claims that a process asked for and whose leases are not over."""
+        now_ms = self.server_ms()
+        claims = self.server.claims.items()
+        return tuple(token for token, lease in claims if token in process.tokens and lease.until_ms > now_ms)
+
+    def _note_claim(
+        self, process: Process, token: str, reply: list[Any], new: bool, timely: bool, held: tuple[str, ...]
+    ) -> None:
+        rows = tuple((m, attempt + 1) for m, attempt in zip(reply[4][::2], reply[5], strict=True))
+        others = tuple(other for other in held if other != token) if timely else ()
+        self.note(process.name, "claimed", token, rows, new, int(reply[1]), others)
+        if timely:
+            process.tokens.add(token)
+        elif new:
+            process.tokens.discard(token)  # the process does not know of it
+        assert len(rows) <= CLAIM_LIMIT
+
+    def _check_balance(self) -> None:
+        counters = self.server.counters
+        held = sum(map(len, self.server.buckets.values())), sum(len(c.rows) for c in self.server.claims.values())
+        if counters["stored"] != sum(held) + counters["delivered"]:
+            self.note(SERVER, "unbalanced", *held, dict(counters))
+
+    def note_what_is_left(self) -> None:
+        if self.server.buckets or self.server.claims or self.server.attempts:
+            self.note(SERVER, "left over", self.server.buckets, self.server.claims, self.server.attempts)
+
+    # The ingest
+
+    def _ingest(self, number: int) -> None:
+        if self.is_down:
+            self.kernel.at(RESTART_MS_MAX, lambda: self._ingest(number))
+            return
+        self._files_to_come -= 1
+        now_ms, token = self.server_ms(), f"{number:014d}"
+        dues = [(line, now_ms + self._delay_ms()) for line in range(1, self.random.randint(2, LINES_MAX + 1))]
+        waiting = [due_ms for held in self.server.buckets.values() for due_ms in held.values()]
+        assert self.server.schedule("s", transaction(*dues, token=token)) is not None
+        rows = [(member(line, token=token), due_ms) for line, due_ms in dues]
+        oldest_ms = min(waiting, default=0)
+        due_at_ms = [due_ms - START_MS for _, due_ms in rows]
+        late = bool(waiting) and min(due_ms for _, due_ms in rows) < oldest_ms - oldest_ms % BUCKET_MS
+        self.note("ingest", "accepted", rows, late, due_at_ms)
+        if self.server.take_rings():
+            for process in self._processes.values():
+                process.ring()
+
+    def _delay_ms(self) -> int:
+        return self.random.choice([0, 1, self.random.randint(0, FAULTY_MS), self.random.randint(0, 500), -BUCKET_MS])
+
+    # What goes wrong from outside, and its end
+
+    def _strike(self, kind: str) -> None:
+        if self._healed:
+            return
+        lasts_ms = self.random.uniform(100, 2 * LEASE_MS)
+        if kind == "outage":
+            self.is_down = True
+            for process in self._processes.values():
+                process.hang_up()
+            self.kernel.at(lasts_ms, self._come_back)
+            self.note(SERVER, "fault", kind, self.kernel.now_ms + lasts_ms)
+        elif kind == "forgotten scripts":
+            self._knows_scripts = False
+            self.note(SERVER, "fault", kind, self.kernel.now_ms)
+        elif kind == "clock jump":
+            self._set_clock(self.random.randint(-3 * LEASE_MS, 3 * LEASE_MS))
+        elif self._processes:
+            stopped = self._processes[self.random.choice(list(self._processes))]
+            self.note(stopped.name, "fault", kind, self.kernel.now_ms)
+            stopped.stop()
+        self.kernel.at(lasts_ms + self.random.uniform(0, FAULTY_MS / 2), lambda: self._strike(kind))
+
+    def _set_clock(self, offset_ms: int) -> None:
+        jump_ms, self._clock_offset_ms = offset_ms - self._clock_offset_ms, offset_ms
+        self.note(SERVER, "fault", "clock jump", self.kernel.now_ms, jump_ms)
+
+    def _come_back(self) -> None:
+        self.is_down = False
+        self._knows_scripts = False
+
+    def _heal(self) -> None:
+        self._healed = True
+        if self._clock_offset_ms:
+            self._set_clock(0)
+        self._look()
+
+    def _look(self) -> None:
+        """End the run when everything is delivered, or does not come to an end."""
+        done = not self._files_to_come and not self.server.buckets and not self.server.claims
+        if not done and self.kernel.now_ms < GIVE_UP_MS:
+            self.kernel.at(LOOK_MS, self._look)
+            return
+        self._over = True
+        for process in self._processes.values():
+            process.stop()
+
+    def _run_slot(self, slot: int) -> None:
+        lives = 0
+        while not self._over:
+            process = self._processes[slot] = Process(self, f"{slot}.{lives}")
+            process.run()
+            del self._processes[slot]
+            lives += 1
+            self.kernel.let_pass(self.random.uniform(0, RESTART_MS_MAX))
+
+
+@contextmanager
+def _silence() -> Iterator[None]:
+    """Keep the loops from logging what is meant to go wrong."""
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        yield
+    finally:
+        logging.disable(before)
