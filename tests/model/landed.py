@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 from itertools import groupby
 
-from pipeline.store.base import NO_FENCE, Group, Transaction
-from pipeline.store.resp import frame_pair, unframe_pair
-from tests.store.builders import transaction
+from pipeline.store.base import NO_FENCE, Transaction
+from pipeline.store.resp import unframe_pairs
+from tests.store.builders import group, transaction
 
 ALL = "all"
 
@@ -52,7 +52,7 @@ class LandedFile:
 
 def messages_of(transaction: Transaction) -> list[tuple[int, int, bytes]]:
     """Return the messages without a caller's id, each with its bucket and its due_ms."""
-    return [(group.bucket_start_ms, *unframe_pair(pair)) for group in transaction.groups for pair in group.pairs]
+    return [(each.bucket_start_ms, *pair) for each in transaction.groups for pair in unframe_pairs(each.wire)]
 
 
 def together(*transactions: Transaction) -> Transaction:
@@ -61,7 +61,7 @@ def together(*transactions: Transaction) -> Transaction:
     by_bucket = groupby(in_order, key=lambda message: message[0])
     return Transaction(
         moves=[move for each in transactions for move in each.moves],
-        groups=[Group(start, [frame_pair(due_ms, m.decode()) for _, due_ms, m in held]) for start, held in by_bucket],
+        groups=[group(start, [(due_ms, m) for _, due_ms, m in held]) for start, held in by_bucket],
         identified=[message for each in transactions for message in each.identified],
         rejected=sum(each.rejected for each in transactions),
     )

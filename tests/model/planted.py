@@ -3,11 +3,11 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from pipeline.store import redis_store
+from pipeline.store import redis_store, schedule
 from pipeline.store.redis_store import RedisStore
 from tests.planting import load_again, read_module, replace_once
 
-STORE = "redis_store"
+STORE = "store"  # the module that stores a transaction, as against its script
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,8 @@ class Planted:
         """Return the store, with the fault planted if it is one of the store."""
         if self.where != STORE:
             return RedisStore
-        loaded = load_again(redis_store, self._plant(read_module(redis_store)))
+        loaded = load_again(redis_store, read_module(redis_store))
+        loaded.schedule = load_again(schedule, self._plant(read_module(schedule))).schedule  # type: ignore[attr-defined]
         return loaded.RedisStore  # type: ignore[no-any-return]
 
     def _plant(self, source: str) -> str:
@@ -53,7 +54,7 @@ PLANTED = [
         "all fences of the source are watched",
         STORE,
         'frame_command("WATCH", *fence_keys)',
-        'frame_command("WATCH", *fence_keys, self._keys.fences(source_id))',
+        'frame_command("WATCH", *fence_keys, keys.fences(source_id))',
     ),
     Planted(
         "the fences are not compared", STORE, "if fences != [move.before for move in transaction.moves]:", "if False:"
@@ -74,12 +75,15 @@ PLANTED = [
         "a transaction that was overtaken counts as done",
         STORE,
         "if replies is None:",
-        "if not replies:\n            return Scheduled(0, 0)\n        if False:",
+        "if not replies:\n        return Scheduled(0, 0)\n    if False:",
     ),
     Planted(
-        "only the first bucket is stored", STORE, "for g in transaction.groups\n", "for g in transaction.groups[:1]\n"
+        "only the first bucket is stored",
+        STORE,
+        "for group in transaction.groups)",
+        "for group in transaction.groups[:1])",
     ),
-    Planted("buckets count, not messages", STORE, "sum(len(group.pairs) for group in groups)", "len(groups)"),
+    Planted("buckets count, not messages", STORE, "sum(group.count for group in groups)", "len(groups)"),
     Planted("all messages with an id go to one bucket", STORE, "(number[message.bucket_start_ms],", "(1,"),
     # schedule, the script's half
     Planted(
@@ -98,13 +102,10 @@ PLANTED = [
     Planted(
         "the fences are not indexed", "schedule", "redis.call('ZADD', fences, now_ms, ARGV[FIRST_MOVE + 2 * move])", ""
     ),
-    Planted("a caller's id is not looked up", "schedule", "'NX', '+inf', caller_id) == 1", "'+inf', caller_id) < 2"),
     Planted(
-        "a caller's id is not remembered",
-        "schedule",
-        "redis.call('ZADD', ids, 'NX', '+inf', caller_id) == 1",
-        "not redis.call('ZSCORE', ids, caller_id)",
+        "a caller's id is not looked up", "schedule", "if not redis.call('ZSCORE', ids, caller_id) then", "if true then"
     ),
+    Planted("a caller's id is not remembered", "schedule", "redis.call('ZADD', ids, '+inf', caller_id)", ""),
     Planted("what is known counts as stored", "schedule", "known = known + 1", "stored = stored + 1"),
     Planted(
         "buckets are not indexed",

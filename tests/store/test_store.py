@@ -129,6 +129,14 @@ class TestSchedule:
             bench.store().schedule("s", transaction((1, START_MS), (2, EDGE_MS)))
         assert bench.store().fences("s", [TOKEN]) == [""]
 
+    def test_a_callers_id_is_not_known_before_its_message_is_there(self, bench: Bench) -> None:
+        bench.client.set(bench.keys.bucket(EDGE_MS), "not ours")
+        sent = transaction(identified=((1, EDGE_MS, "a"),))
+        with pytest.raises(StoreProtocolError):
+            bench.store().schedule("s", sent)
+        bench.client.delete(bench.keys.bucket(EDGE_MS))
+        assert bench.store().schedule("s", sent) == Scheduled(stored=1, known=0)
+
     def test_a_thousand_buckets_in_one_transaction(self, bench: Bench) -> None:
         rows = [(line, START_MS + line * BUCKET_MS) for line in range(1, 1001)]
         assert bench.store().schedule("s", transaction(*rows)) == Scheduled(stored=1000, known=0)
