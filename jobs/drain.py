@@ -25,8 +25,7 @@ from pipeline.sinks.screen import ScreenSink
 from pipeline.store.checks import check_server
 from pipeline.store.connection import connect
 from pipeline.store.doorbell import Doorbell
-from pipeline.store.keys import Keys
-from pipeline.store.redis_store import RedisStore
+from pipeline.store.shards import ShardedStore, check_layout, keys_of, open_shards
 
 log = logging.getLogger(__name__)
 
@@ -75,11 +74,11 @@ def main(arguments: list[str], stop: Stop) -> int:
         client = connect(redis_settings)
         for warning in check_server(client, redis_settings, clock):
             log.warning("%s", warning)
-        keys = Keys(redis_settings.namespace)
-        doorbell = Doorbell(client, keys)
+        check_layout(client, redis_settings, is_writer=False)
+        doorbell = Doorbell(client, keys_of(redis_settings))
         stack.callback(doorbell.close)
         loop = DrainLoop(
-            store=RedisStore(client, keys, settings.drain),
+            store=ShardedStore(open_shards(client, redis_settings, settings.drain)),
             sink=ScreenSink(settings.drain.format, clock),
             clock=clock,
             waiter=_InterruptibleDoorbell(doorbell, stop),

@@ -38,8 +38,7 @@ from pipeline.ingest.writer import BatchWriter, WriterSettings
 from pipeline.store.checks import check_server
 from pipeline.store.connection import connect
 from pipeline.store.ingests import write_progress
-from pipeline.store.keys import Keys
-from pipeline.store.redis_store import RedisStore
+from pipeline.store.shards import ShardedStore, check_layout, keys_of, open_shards
 
 log = logging.getLogger(__name__)
 
@@ -87,7 +86,7 @@ def check_folders(settings: Settings) -> None:
 
 
 def landing_keepers(
-    settings: Settings, feed: Feed, checkpoint: str, store: RedisStore
+    settings: Settings, feed: Feed, checkpoint: str, store: ShardedStore
 ) -> tuple[FenceSweeper | None, CheckpointKeeper | None]:
     """Return what keeps fences and checkpoint bounded; a directory that Spark reads itself keeps its files, and so both."""
     if isinstance(feed, DirectFeed):
@@ -115,6 +114,7 @@ def main(arguments: list[str], stop: Stop) -> int:
         client = connect(redis_settings)
         for warning in check_server(client, redis_settings, SystemClock()):
             log.warning("%s", warning)
+        check_layout(client, redis_settings, is_writer=True)
         check_folders(settings)
         feed = open_feed(settings)
         stack.callback(feed.close)
@@ -147,13 +147,13 @@ def _run(
     checkpoint: str,
     stop: Stop,
 ) -> None:
-    clock, keys = SystemClock(), Keys(redis_settings.namespace)
-    store = RedisStore(client, keys)
+    clock, store = SystemClock(), ShardedStore(open_shards(client, redis_settings))
     sweeper, keeper = landing_keepers(settings, feed, checkpoint, store)
     if keeper is not None and (rolled := keeper.prepare()):
         log.info("rolled the checkpoint: its log named %s files", f"{rolled:,}")
     waiting = WaitingFiles(keeper.checkpoint, keeper.landing, clock) if keeper else None
-    reporter = BatchReporter(feed.source_id, feed.reads, waiting, partial(write_progress, client, keys), clock)
+    tell = partial(write_progress, client, keys_of(redis_settings)[0])
+    reporter = BatchReporter(feed.source_id, feed.reads, waiting, tell, clock)
     spark.streams.addListener(reporter)
     writer_settings = WriterSettings(
         redis_settings, feed.source_id, settings.ingest.rejects, settings.ingest.transaction_messages

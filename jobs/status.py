@@ -12,8 +12,7 @@ from pipeline.store.base import Stats
 from pipeline.store.checks import check_server
 from pipeline.store.connection import connect
 from pipeline.store.ingests import IngestProgress, read_progress
-from pipeline.store.keys import Keys
-from pipeline.store.redis_store import RedisStore
+from pipeline.store.shards import ShardedStore, check_layout, keys_of, open_shards
 
 COUNTERS = ("delivered", "rejected", "dead", "stored", "known", "reclaimed", "stale_acks")
 
@@ -32,8 +31,9 @@ def main(arguments: list[str], stop: Stop) -> int:
         client = connect(redis_settings)
         for warning in check_server(client, redis_settings, SystemClock()):
             logging.getLogger(__name__).warning("%s", warning)
-        keys = Keys(redis_settings.namespace)
-        stats, ingests = RedisStore(client, keys).stats(), read_progress(client, keys)
+        check_layout(client, redis_settings, is_writer=False)
+        stats = ShardedStore(open_shards(client, redis_settings)).stats()
+        ingests = read_progress(client, keys_of(redis_settings)[0])
     if given.format == "json":
         print(json.dumps({**as_record(stats), "ingest": [asdict(progress) for progress in ingests]}))
     else:

@@ -27,6 +27,7 @@ class RedisSettings:
 
     url: str = field(default="", repr=False)
     namespace: str = "duetime"
+    shards: int = 1
     connect_timeout_ms: int = 2_000
     reply_timeout_ms: int = 10_000
     clock_skew_ms_max: int = 1_000
@@ -34,6 +35,8 @@ class RedisSettings:
     def __post_init__(self) -> None:
         if not self.namespace or not NAMESPACE_CHARACTERS.issuperset(self.namespace) or len(self.namespace) > 64:
             raise ConfigError(f"redis.namespace must be 1 to 64 of A-Z a-z 0-9 . _ -, but is {self.namespace!r}.")
+        if not 1 <= self.shards <= 64:
+            raise ConfigError(f"redis.shards must be 1 to 64, but is {self.shards}.")
         _require_positive("redis", self, "connect_timeout_ms", "reply_timeout_ms", "clock_skew_ms_max")
 
 

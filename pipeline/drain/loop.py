@@ -9,7 +9,7 @@ from pipeline.core.clock import Clock
 from pipeline.core.errors import StoreUnavailable
 from pipeline.drain.tick import Tick, run_tick
 from pipeline.sinks.base import Sink
-from pipeline.store.base import Store
+from pipeline.store.base import DrainStore
 from pipeline.store.patience import call_patiently
 
 log = logging.getLogger(__name__)
@@ -49,7 +49,7 @@ class DrainLoop:
         stopping: true once the loop has to end.
     """
 
-    store: Store
+    store: DrainStore
     sink: Sink
     clock: Clock
     waiter: Waiter

@@ -8,7 +8,7 @@ from pipeline.core.clock import Clock
 from pipeline.core.errors import SinkClosed, StoreError
 from pipeline.core.messages import Message, decode_member
 from pipeline.sinks.base import Delivery, Sink
-from pipeline.store.base import Claim, ClaimedMessage, ClaimReply, Store
+from pipeline.store.base import Claim, ClaimedMessage, ClaimReply, DrainStore
 
 LEASE_MARGIN = 0.1  # the part of the lease that is left unused, for clocks that drift and a process that is paused
 
@@ -39,7 +39,7 @@ class Tick:
 
 
 def run_tick(
-    store: Store, sink: Sink, clock: Clock, name: str, stopping: Callable[[], bool], patiently: Patience
+    store: DrainStore, sink: Sink, clock: Clock, name: str, stopping: Callable[[], bool], patiently: Patience
 ) -> Tick:
     """Deliver one claim, if anything is due.
 
@@ -85,7 +85,11 @@ def run_tick(
 
 
 def _acknowledge(
-    store: Store, claim: Claim, delivered: Sequence[Delivery], patiently: Patience, within_lease: Callable[[], bool]
+    store: DrainStore,
+    claim: Claim,
+    delivered: Sequence[Delivery],
+    patiently: Patience,
+    within_lease: Callable[[], bool],
 ) -> bool:
     """Acknowledge until there is an answer; False if the lease was over before."""
     caller_ids = [d.message.id for d in delivered if d.message.id != d.message.message_id]
@@ -101,7 +105,7 @@ def _acknowledge(
     return held or (tries > 1 and within_lease())
 
 
-def _give_back(store: Store, claim: Claim, delivered: int) -> None:
+def _give_back(store: DrainStore, claim: Claim, delivered: int) -> None:
     try:
         store.release(claim, delivered)
     except StoreError:

@@ -8,6 +8,7 @@ store compares and moves the fence together with the messages.
 
 from bisect import bisect_right
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise
 from typing import Final
 
@@ -19,6 +20,7 @@ from pipeline.core.buckets import BUCKET_WIDTH_MS, bucket_start_ms
 from pipeline.ingest.parsing import ParsedPiece
 from pipeline.ingest.plain_lines import Ints
 from pipeline.store.base import NO_FENCE, FenceMove, Group, IdentifiedMessage, Transaction
+from pipeline.store.shards import shard_of
 
 ALL_STORED: Final = "all"
 
@@ -82,6 +84,36 @@ class PieceQueue:
     def size_to(self, end: int) -> int:
         """Return the bytes of the members from the place on, up to ``end``."""
         return int(self._bytes_before[end] - self._bytes_before[self.place])
+
+
+def parts_by_shard(piece: ParsedPiece, shards: int) -> dict[int, ParsedPiece]:
+    """Part a piece by the shards that its messages belong to.
+
+    Those with an id of their caller's go by that id, all others by the piece, whose own shard also has its rejects and gets a
+    part in any case.
+    """
+    own = shard_of(piece.fence_token, shards)
+    if shards == 1 or not piece.caller_ids:
+        return {own: piece}
+    shard_numbers = np.full(len(piece.due_ms), own)
+    for index, caller_id in piece.caller_ids.items():
+        shard_numbers[index] = shard_of(caller_id, shards)
+    parts = {}
+    for shard in {own, *shard_numbers.tolist()}:
+        indexes = np.flatnonzero(shard_numbers == shard)
+        parts[shard] = replace(
+            piece,
+            line_nos=piece.line_nos[indexes],
+            due_ms=piece.due_ms[indexes],
+            members=piece.members.take(pa.array(indexes)),
+            caller_ids={
+                place: piece.caller_ids[index]
+                for place, index in enumerate(indexes.tolist())
+                if index in piece.caller_ids
+            },
+            rejected=piece.rejected if shard == own else [],
+        )
+    return parts
 
 
 class Step:

@@ -4,11 +4,11 @@ import logging
 import os
 import random
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import pyarrow as pa
 from pyspark.sql import DataFrame
@@ -17,13 +17,13 @@ from pipeline.config import RedisSettings
 from pipeline.core.clock import Clock, SystemClock
 from pipeline.ingest.parsing import parse_file
 from pipeline.ingest.rejects import RejectsWriter, reject_record
-from pipeline.ingest.transactions import ALL_STORED, PieceQueue, Step
+from pipeline.ingest.transactions import ALL_STORED, PieceQueue, Step, parts_by_shard
 from pipeline.ingest.transforms import file_texts
-from pipeline.store.base import Store
+from pipeline.store.base import SchedulingStore
 from pipeline.store.connection import connect
-from pipeline.store.keys import Keys
 from pipeline.store.patience import call_patiently
 from pipeline.store.redis_store import RedisStore
+from pipeline.store.shards import open_shards
 
 log = logging.getLogger(__name__)
 
@@ -72,7 +72,7 @@ class BatchWriter:
         self._report = report
 
     def __call__(self, batch: DataFrame, batch_id: int) -> None:
-        """Store one micro-batch. Returns when Redis has acknowledged every message of it; raises otherwise."""
+        """SchedulingStore one micro-batch. Returns when Redis has acknowledged every message of it; raises otherwise."""
         started_ms = self._clock.monotonic_ms()
         total = self._write(batch)
         while total.lost:
@@ -102,64 +102,78 @@ class PartitionWriter:
         self._settings = settings
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Store the lines of a partition's files and write their rejects."""
+        """SchedulingStore the lines of a partition's files and write their rejects."""
         summary = self.write(batches)
         yield pa.RecordBatch.from_pylist([{f.name: getattr(summary, f.name) for f in fields(summary)}])
 
     def write(self, batches: Iterable[pa.RecordBatch]) -> Summary:
         """Do it. As long as it takes: Spark ends a wait for Redis by ending the task."""
-        store = open_store(self._settings.redis)
+        shards = [ShardWriter(store, self._settings) for store in open_stores(self._settings.redis)]
         rejects = RejectsWriter(Path(self._settings.rejects))
         summary = Summary()
-        waiting: list[PieceQueue] = []
-        fence_tokens: list[str] = []
         for file in file_texts(batches):
             for piece in parse_file(file):
                 rejects.write(file.token, (reject_record(file.name, line) for line in piece.rejected))
                 summary.add(Summary(lines=piece.lines, rejected=len(piece.rejected), blank=piece.blank))
-                waiting.append(PieceQueue(piece))
-                fence_tokens.append(piece.fence_token)
-                if self._is_enough(waiting):
-                    summary.add(self._store(store, waiting))
-                    waiting = []
-        summary.add(self._store(store, waiting))
+                for shard, part in parts_by_shard(piece, len(shards)).items():
+                    shards[shard].add(PieceQueue(part))
+        for writer in shards:
+            summary.add(writer.finish())
         rejects.close()
-        # A server that came back without its last writes, as weak settings allow, has lost messages and fences together.
-        fences = _patiently(lambda: store.fences(self._settings.source_id, fence_tokens))
-        summary.lost = sum(fence != ALL_STORED for fence in fences)
         return summary
 
-    def _is_enough(self, waiting: Sequence[PieceQueue]) -> bool:
-        return (
-            len(waiting) >= WAITING_FILES or sum(queue.left for queue in waiting) >= self._settings.transaction_messages
-        )
 
-    def _store(self, store: Store, queues: Sequence[PieceQueue]) -> Summary:
-        """Store what is left of some queues, by transactions; one that finds a fence elsewhere takes up from there."""
-        source_id, stored, known = self._settings.source_id, 0, 0
+class ShardWriter:
+    """Stores what a partition has for one shard."""
+
+    def __init__(self, store: SchedulingStore, settings: WriterSettings) -> None:
+        self._store = store
+        self._settings = settings
+        self._waiting: list[PieceQueue] = []
+        self._fence_tokens: list[str] = []
+        self._summary = Summary()
+
+    def add(self, queue: PieceQueue) -> None:
+        """SchedulingStore a piece, now or together with others."""
+        self._waiting.append(queue)
+        self._fence_tokens.append(queue.fence_token)
+        messages = sum(waiting.left for waiting in self._waiting)
+        if len(self._waiting) >= WAITING_FILES or messages >= self._settings.transaction_messages:
+            self._store_waiting()
+
+    def finish(self) -> Summary:
+        """SchedulingStore the rest, and look whether all of it is still there."""
+        self._store_waiting()
+        # A server that came back without its last writes, as weak settings allow, has lost messages and fences together.
+        fences = _patiently(lambda: self._store.fences(self._settings.source_id, self._fence_tokens))
+        self._summary.lost = sum(fence != ALL_STORED for fence in fences)
+        return self._summary
+
+    def _store_waiting(self) -> None:
+        """SchedulingStore by transactions; one that finds a fence elsewhere takes up from there."""
+        source_id, queues, self._waiting = self._settings.source_id, self._waiting, []
         while step := Step(queues, self._settings.transaction_messages, TRANSACTION_BYTES):
-            done = _patiently(partial(store.schedule, source_id, step.transaction))
+            done = _patiently(partial(self._store.schedule, source_id, step.transaction))
             if done is not None:
                 step.advance()
-                stored, known = stored + done.stored, known + done.known
+                self._summary.add(Summary(stored=done.stored, known=done.known))
                 continue
-            fences = _patiently(lambda: store.fences(source_id, [queue.fence_token for queue in queues]))
+            fences = _patiently(lambda: self._store.fences(source_id, [queue.fence_token for queue in queues]))
             for queue, fence in zip(queues, fences, strict=True):
                 before = queue.place
-                known += queue.resume(fence) - before
-        return Summary(stored=stored, known=known)
+                self._summary.known += queue.resume(fence) - before
 
 
 def _patiently(call: Callable[[], T]) -> T:
     return call_patiently(call, lambda ms: threading.Event().wait(ms / 1000), SystemClock(), random.random)
 
 
-_stores: dict[tuple[int, str, str], RedisStore] = {}
+_stores: dict[tuple[int, RedisSettings], list[RedisStore]] = {}
 
 
-def open_store(settings: RedisSettings) -> RedisStore:
-    """Return this process's store; Python workers live on from batch to batch, and so do their connections."""
-    key: tuple[Any, ...] = (os.getpid(), settings.url, settings.namespace)
+def open_stores(settings: RedisSettings) -> list[RedisStore]:
+    """Return this process's stores, one a shard; Python workers live on from batch to batch, and so do their connections."""
+    key = (os.getpid(), settings)
     if key not in _stores:
-        _stores[key] = RedisStore(connect(settings), Keys(settings.namespace))
+        _stores[key] = open_shards(connect(settings), settings)
     return _stores[key]

@@ -67,8 +67,9 @@ class ClaimedMessage:
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """Messages of one bucket that this loop may deliver until ``lease_until_ms`` on the server's clock."""
+    """Messages of one bucket of one shard that this loop may deliver until ``lease_until_ms`` on the server's clock."""
 
+    shard: int
     lease_token: str
     bucket_start_ms: int
     lease_until_ms: int
@@ -101,8 +102,8 @@ class Stats:
     counters: dict[str, int]
 
 
-class Store(Protocol):
-    """The verbs. Each may raise ``StoreUnavailable``: then the same call with the same arguments may be made again."""
+class SchedulingStore(Protocol):
+    """What a writer asks of a shard. Each verb may raise ``StoreUnavailable``: then the same call may be made again."""
 
     def fences(self, source_id: str, fence_tokens: Sequence[str]) -> list[str]:
         """Return how far each file is stored, ``NO_FENCE`` where nothing is."""
@@ -111,6 +112,10 @@ class Store(Protocol):
     def schedule(self, source_id: str, transaction: Transaction) -> Scheduled | None:
         """Store a transaction, if all its fences still are where it says; None if not: then nothing was done. Atomic."""
         ...
+
+
+class DrainStore(Protocol):
+    """What a drain loop asks. Each verb may raise ``StoreUnavailable``: then the same call may be made again."""
 
     def claim(self, name: str) -> ClaimReply:
         """Take the oldest due messages in flight; the same ``name`` again gives the same claim."""
@@ -126,12 +131,4 @@ class Store(Protocol):
 
     def reclaim(self) -> int:
         """Give back the claims whose lease is over, some at a time; returns how many messages."""
-        ...
-
-    def forget_fences(self, source_id: str, file_tokens: Sequence[str]) -> None:
-        """Drop the fences of landing files that are gone for good."""
-        ...
-
-    def stats(self) -> Stats:
-        """Count what is there."""
         ...

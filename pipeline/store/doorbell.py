@@ -1,6 +1,7 @@
 """Waits until something is scheduled that is due earlier than everything known, or a time is over."""
 
 import select
+from collections.abc import Sequence
 from typing import Any
 
 import redis
@@ -10,14 +11,14 @@ from pipeline.store.keys import Keys
 
 
 class Doorbell:
-    """Listens on the wake channel of a shard; see ``drain.loop.Waiter``.
+    """Listens on the wake channels of shards; see ``drain.loop.Waiter``.
 
     A lost connection only costs the early wake-up: the caller caps its waits, and its next call to the store tells what is wrong.
     """
 
-    def __init__(self, client: Any, keys: Keys) -> None:
+    def __init__(self, client: Any, shards: Sequence[Keys]) -> None:
         self._client = client
-        self._channel = keys.wake()
+        self._channels = [keys.wake() for keys in shards]
         self._pubsub: PubSub | None = None
 
     def wait(self, timeout_ms: float) -> None:
@@ -40,6 +41,7 @@ class Doorbell:
 
     def _subscribe(self) -> None:
         pubsub = self._client.pubsub()
-        pubsub.subscribe(self._channel)
-        pubsub.get_message(timeout=None)  # the confirmation
+        pubsub.subscribe(*self._channels)
+        for _ in self._channels:
+            pubsub.get_message(timeout=None)  # the confirmations
         self._pubsub = pubsub

@@ -61,6 +61,10 @@ class Keys:
         """HASH: stored known rejected delivered reclaimed stale_acks dead -> how many ever."""
         return self._key("counters")
 
+    def layout(self) -> str:
+        """STRING: how many shards the namespace has; in shard 0 only."""
+        return self._key("layout")
+
     def wake(self) -> str:
         """Channel: the due_ms of a newcomer that is due before everything else, for the loops that wait."""
         return self._key("wake")

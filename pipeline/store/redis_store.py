@@ -115,7 +115,7 @@ class RedisStore:
             status, now_ms, first_lease_ms, detail, rows, attempts = reply
             now, first_lease = int(now_ms), int(first_lease_ms) if first_lease_ms else None
             if status == b"OK":
-                claim = Claim(token, bucket_start_ms, int(detail), _claimed_messages(rows, attempts))
+                claim = Claim(keys.shard, token, bucket_start_ms, int(detail), _claimed_messages(rows, attempts))
                 return ClaimReply(now, claim, None, first_lease)
             if status == b"WAIT":
                 return ClaimReply(now, None, int(detail), first_lease)

@@ -57,7 +57,7 @@ def test_a_thousand_messages_in_a_minute_come_once_each_in_order_none_early() ->
         with os.fdopen(reader, "rb") as stream:
             reading = threading.Thread(target=lambda: received.extend(stream))
             reading.start()
-            doorbell = Doorbell(client, keys)
+            doorbell = Doorbell(client, [keys])
             DrainLoop(
                 store=store,
                 sink=ScreenSink("json", clock, writer),

@@ -17,20 +17,23 @@ LINES = 10_000  # a file
 
 
 def test_a_crash_in_the_middle_of_a_batch_leaves_no_hole_and_no_copy(checkout: Checkout) -> None:
-    """kill -9 of the driver while it stores, messages delivered meanwhile, a restart with other settings."""
+    """kill -9 of the driver while it stores into three shards, messages delivered meanwhile, a restart with other settings."""
     with real_server() as server:
-        environ = {"REDIS_URL": server.url}
+        environ = {"REDIS_URL": server.url, "DUETIME_REDIS_SHARDS": "3"}
+        client = server.client()
+
+        def stored() -> int:
+            return sum(int(client.hget(f"{{duetime:{shard}}}:counters", "stored") or 0) for shard in range(3))
+
         for number in range(4):
             checkout.drop(
                 f"{number}.jsonl", *({"message": f"{number}/{line}", "delay_sec": 0} for line in range(LINES))
             )
         slow = {**environ, "DUETIME_INGEST_TRANSACTION_MESSAGES": "20"}
         ingest = checkout.run("--master", "local[2]", "jobs/ingest.py", environ=slow)
-        client = server.client()
-        ingest.wait_for(lambda _: int(client.hget("{duetime:0}:counters", "stored") or 0) > 2_000, "stored messages")
+        ingest.wait_for(lambda _: stored() > 2_000, "stored messages")
         ingest.stop(signal.SIGKILL)
-        stored_before = int(client.hget("{duetime:0}:counters", "stored"))
-        assert stored_before < 4 * LINES, "the crash came too late to show anything"
+        assert stored() < 4 * LINES, "the crash came too late to show anything"
 
         drained = checkout.run("jobs/drain.py", "--until-empty", "--format", "json", environ=environ)
         assert drained.end() == 0
@@ -44,7 +47,7 @@ def test_a_crash_in_the_middle_of_a_batch_leaves_no_hole_and_no_copy(checkout: C
         seen = Counter(record["message"] for record in [*drained.records(), *rest.records()])
         assert len(drained.records()) >= 2_000
         assert seen == Counter(f"{number}/{line}" for number in range(4) for line in range(LINES))
-        assert checkout.status("--redis", server.url)["stored"] == 4 * LINES
+        assert stored() == 4 * LINES
 
 
 class LineServer:
@@ -168,6 +171,8 @@ def test_what_is_wrong_at_the_start_is_one_sentence_and_an_exit_code(checkout: C
         assert outcome("jobs/ingest.py", "--redis", server.url, "--input", "one", *checkpoint)[0] == 0
         code, text = outcome("jobs/ingest.py", "--redis", server.url, "--input", "two", *checkpoint)
         assert code == 2 and "belongs to another input" in text
+        code, text = outcome("jobs/drain.py", "--redis", server.url, environ={"DUETIME_REDIS_SHARDS": "2"})
+        assert code == 2 and "has 1 shards, not 2; set redis.shards = 1" in text
 
 
 @pytest.mark.parametrize("job", ["ingest", "drain", "status"])

@@ -27,7 +27,7 @@ from pipeline.ingest.checkpoint import (
 )
 from pipeline.ingest.query import BINDING_NAME, bind_checkpoint
 from pipeline.ingest.sources import read_landing
-from pipeline.ingest.writer import BatchWriter, WriterSettings, open_store
+from pipeline.ingest.writer import BatchWriter, WriterSettings, open_stores
 from tests.servers import RealServer, real_server
 
 LANDED_MS = 1_700_000_000_000
@@ -224,7 +224,7 @@ def test_a_kill_at_any_step_of_beginning_anew_loses_nothing_and_stores_nothing_t
         given.run(spark, write)
     assert steps == 6, "the last run must have got through, and all others not"
 
-    store = open_store(redis)
+    store = open_stores(redis)[0]
     members = []
     while (claim := store.claim(uuid.uuid4().hex).claim) is not None:
         members += [m.member.decode()[23:] for m in claim.messages]

@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 
 from pipeline.core.ids import message_id
 from pipeline.ingest.parsing import ParsedPiece, RejectedLine
-from pipeline.ingest.transactions import ALL_STORED, PieceQueue, Step
+from pipeline.ingest.transactions import ALL_STORED, PieceQueue, Step, parts_by_shard
 from pipeline.store.base import NO_FENCE, Transaction
 from pipeline.store.resp import unframe_pairs
+from pipeline.store.shards import shard_of
 from tests.ingest.files import TOKEN
 
 START_MS = 1_700_000_400_000  # where a bucket begins
@@ -21,20 +22,22 @@ BYTES_MAX = 10**6
 
 def queue_of(*due_ms: int, ids: dict[int, str] | None = None, token: str = TOKEN, rejected: int = 0) -> PieceQueue:
     """A queue of one line for each due time, from line 1 on; ids by index."""
+    return PieceQueue(piece_of(*due_ms, ids=ids, token=token, rejected=rejected))
+
+
+def piece_of(*due_ms: int, ids: dict[int, str] | None = None, token: str = TOKEN, rejected: int = 0) -> ParsedPiece:
     lines = range(1, len(due_ms) + 1)
     members = pa.array([f"{message_id(token, line)}m{line}".encode() for line in lines], pa.binary())
     refused: list[RejectedLine] = [None] * rejected  # type: ignore[list-item]
-    return PieceQueue(
-        ParsedPiece(
-            fence_token=token,
-            line_nos=np.array(lines, np.int64),
-            due_ms=np.array(due_ms, np.int64),
-            members=members,
-            caller_ids=ids or {},
-            rejected=refused,
-            lines=len(lines),
-            blank=0,
-        )
+    return ParsedPiece(
+        fence_token=token,
+        line_nos=np.array(lines, np.int64),
+        due_ms=np.array(due_ms, np.int64),
+        members=members,
+        caller_ids=ids or {},
+        rejected=refused,
+        lines=len(lines),
+        blank=0,
     )
 
 
@@ -126,6 +129,21 @@ def test_messages_with_an_id_go_apart_and_rejects_are_counted_once_at_the_end() 
     assert [[m.caller_id for m in t.identified] for t in found] == [["b"], []]
     assert [bodies([t]) for t in found] == [["3", "2"], ["1"]]
     assert [t.rejected for t in found] == [0, 7]
+
+
+@given(st.lists(st.sampled_from(["", "a", "b", "c", "d"]), max_size=20), st.integers(1, 5))
+def test_every_message_goes_to_one_shard_and_an_id_always_to_the_same(ids: list[str], shards: int) -> None:
+    callers = {index: caller_id for index, caller_id in enumerate(ids) if caller_id}
+    parts = parts_by_shard(piece_of(*range(len(ids)), ids=callers, rejected=2), shards)
+    assert sorted(line for part in parts.values() for line in part.line_nos.tolist()) == list(range(1, len(ids) + 1))
+    own = shard_of(TOKEN, shards)
+    assert {shard: len(part.rejected) for shard, part in parts.items() if part.rejected} == {own: 2}
+    for shard, part in parts.items():
+        for index, line in enumerate(part.line_nos.tolist()):
+            caller_id = ids[line - 1]
+            assert part.caller_ids.get(index, "") == caller_id
+            assert shard == (shard_of(caller_id, shards) if caller_id else own)
+            assert (part.due_ms[index], part.members[index].as_py()[23:]) == (line - 1, b"%d" % line)
 
 
 def test_a_piece_without_messages_still_moves_its_fence() -> None:

@@ -2,7 +2,9 @@
 
 import json
 import uuid
+from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,7 +13,7 @@ from pyspark.sql import SparkSession
 from pipeline.config import RedisSettings
 from pipeline.core.clock import SystemClock
 from pipeline.ingest.rejects import RejectsWriter
-from pipeline.ingest.writer import BatchWriter, Summary, WriterSettings, open_store
+from pipeline.ingest.writer import BatchWriter, Summary, WriterSettings, open_stores
 from tests.ingest.files import TOKEN, file_rows
 from tests.servers import RealServer, real_server
 
@@ -45,7 +47,7 @@ def write(spark: SparkSession, settings: WriterSettings, *contents: bytes) -> li
 
 
 def members(settings: WriterSettings) -> list[str]:
-    store = open_store(settings.redis)
+    store = open_stores(settings.redis)[0]
     claim = store.claim(f"look:{uuid.uuid4().hex}").claim
     found = [m.member.decode()[22:] for m in claim.messages] if claim else []
     return found + (members(settings) if claim else [])
@@ -66,14 +68,36 @@ def test_a_batch_is_stored_its_rejects_written_and_a_replay_stores_nothing(
         "missing_due",
     )
     assert record["detail"].endswith(".")
-    counters = open_store(settings.redis).stats().counters
+    counters = open_stores(settings.redis)[0].stats().counters
     assert (counters["stored"], counters["known"], counters["rejected"]) == (3, 1, 1)
 
 
 def test_several_files_in_one_batch_keep_their_own_fences(spark: SparkSession, settings: WriterSettings) -> None:
     write(spark, settings, b'{"message":"a","due":1}\n' * 5, b'{"message":"b","due":1}\n', b"\n\n", b"")
     assert sorted(members(settings)) == ["ma"] * 5 + ["mb"]
-    assert len(list(open_store(settings.redis).fenced_tokens("source"))) == 4
+    assert len(list(open_stores(settings.redis)[0].fenced_tokens("source"))) == 4
+
+
+def test_shards_share_the_files_and_know_each_others_ids_and_each_has_its_hash_tag(
+    spark: SparkSession, settings: WriterSettings, server: RealServer
+) -> None:
+    settings = replace(settings, redis=replace(settings.redis, shards=3))
+    one = b"".join(
+        b'{"message":"%d","due":5,"id":"order-%d"}\n{"message":"plain","due":5}\n' % (n, n) for n in range(20)
+    )
+    other = b"".join(b'{"message":"again","due":5,"id":"order-%d"}\n' % n for n in range(25))
+    assert write(spark, settings, one) == [Summary(lines=40, stored=40)]
+    assert write(spark, settings, one, other, *[b'{"message":"m","due":5}\n{"x":1}'] * 8) == [
+        Summary(lines=40 + 25 + 16, stored=5 + 8, known=40 + 20, rejected=8)
+    ]
+    each = [store.stats() for store in open_stores(settings.redis)]
+    assert all(stats.scheduled for stats in each)
+    assert sum(stats.scheduled for stats in each) == 40 + 5 + 8
+    assert sum(stats.counters.get("rejected", 0) for stats in each) == 8
+    tags = Counter(
+        key.decode().partition(":")[2][:2] for key in server.client().keys(f"{{{settings.redis.namespace}:*")
+    )
+    assert set(tags) == {"0}", "1}", "2}"}
 
 
 def test_rejects_of_a_file_are_put_in_place_whole(tmp_path: Path) -> None:

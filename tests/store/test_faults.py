@@ -127,7 +127,7 @@ def ends(wait: Callable[[], None]) -> bool:
 class TestDoorbell:
     def test_a_newcomer_ends_the_wait(self, server: RealServer) -> None:
         keys = Keys("test-doorbell")
-        doorbell = Doorbell(connect(RedisSettings(url=server.url)), keys)
+        doorbell = Doorbell(connect(RedisSettings(url=server.url)), [keys])
         assert ends(lambda: doorbell.wait(60_000)), "the first wait subscribes, and returns to look again"
         ringer = threading.Timer(0.05, lambda: server.client().publish(keys.wake(), "1"))
         ringer.start()
@@ -136,7 +136,7 @@ class TestDoorbell:
         doorbell.close()
 
     def test_another_shard_or_namespace_does_not_ring(self, server: RealServer) -> None:
-        doorbell = Doorbell(connect(RedisSettings(url=server.url)), Keys("test-doorbell"))
+        doorbell = Doorbell(connect(RedisSettings(url=server.url)), [Keys("test-doorbell")])
         doorbell.wait(1)
         for other in (Keys("test-doorbell", 1), Keys("test-other")):
             assert server.client().publish(other.wake(), "1") == 0
@@ -144,7 +144,7 @@ class TestDoorbell:
 
     def test_without_a_server_it_still_waits_and_recovers(self) -> None:
         with real_server() as server:
-            doorbell = Doorbell(connect(RedisSettings(url=server.url)), Keys("test"))
+            doorbell = Doorbell(connect(RedisSettings(url=server.url)), [Keys("test")])
             doorbell.wait(1)
             server.kill()
             for _ in range(3):

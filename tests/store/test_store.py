@@ -5,19 +5,19 @@ from dataclasses import replace
 import pytest
 
 from pipeline.core.errors import StoreProtocolError
-from pipeline.store.base import Claim, Scheduled, Store
+from pipeline.store.base import Claim, DrainStore, Scheduled
 from tests.store.builders import BUCKET_MS, TOKEN, member, transaction
 from tests.store.conftest import START_MS, Bench
 
 EDGE_MS = START_MS - START_MS % BUCKET_MS + BUCKET_MS  # where the next bucket begins
 
 
-def claim_all(store: Store, name: str = "loop:0") -> list[tuple[int, bytes]]:
+def claim_all(store: DrainStore, name: str = "loop:0") -> list[tuple[int, bytes]]:
     claim = store.claim(name).claim
     return [(m.due_ms, m.member) for m in claim.messages] if claim else []
 
 
-def must_claim(store: Store, name: str) -> Claim:
+def must_claim(store: DrainStore, name: str) -> Claim:
     claim = store.claim(name).claim
     assert claim is not None
     return claim
