@@ -35,7 +35,7 @@ from pipeline.ingest.progress import BatchReporter, WaitingFiles
 from pipeline.ingest.query import bind_checkpoint, open_session, start_query, warm_up
 from pipeline.ingest.sources import read_direct, read_landing
 from pipeline.ingest.writer import BatchWriter, WriterSettings
-from pipeline.store.checks import check_server
+from pipeline.store.checks import check_server, what_stored_means
 from pipeline.store.connection import connect
 from pipeline.store.ingests import write_progress
 from pipeline.store.shards import ShardedStore, check_layout, keys_of, open_shards
@@ -115,6 +115,7 @@ def main(arguments: list[str], stop: Stop) -> int:
         for warning in check_server(client, redis_settings, SystemClock()):
             log.warning("%s", warning)
         check_layout(client, redis_settings, is_writer=True)
+        log.info("a stored message %s", what_stored_means(client, settings.ingest.wait_for_disk))
         check_folders(settings)
         feed = open_feed(settings)
         stack.callback(feed.close)
@@ -156,7 +157,11 @@ def _run(
     reporter = BatchReporter(feed.source_id, feed.reads, waiting, tell, clock)
     spark.streams.addListener(reporter)
     writer_settings = WriterSettings(
-        redis_settings, feed.source_id, settings.ingest.rejects, settings.ingest.transaction_messages
+        redis_settings,
+        feed.source_id,
+        settings.ingest.rejects,
+        settings.ingest.transaction_messages,
+        settings.ingest.wait_for_disk,
     )
     read = read_direct if isinstance(feed, DirectFeed) else read_landing
     files = read(spark, feed.location, settings.ingest.max_bytes_per_trigger)

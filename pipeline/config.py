@@ -54,6 +54,7 @@ class IngestSettings:
     max_bytes_per_trigger: int = 256 * 1024 * 1024
     segment_bytes: int = 8 * 1024 * 1024
     transaction_messages: int = 5_000
+    wait_for_disk: bool = False
     settle_ms: int = 1_000
     socket_roll_ms: int = 100
     fence_keep_sec: int = 3_600
@@ -200,6 +201,8 @@ def _check_type(section: str, key: str, value: Value) -> Value:
     wanted = expected if isinstance(expected, type) else get_args(expected)[0]
     if wanted is str and isinstance(value, str):
         return value
+    if wanted is bool and (isinstance(value, bool) or value in ("true", "false")):
+        return value in (True, "true")
     if wanted in (int, float) and not isinstance(value, bool) and not (wanted is int and isinstance(value, float)):
         try:
             return int(value) if wanted is int else float(value)

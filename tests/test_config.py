@@ -86,6 +86,10 @@ def test_a_url_is_no_path(file: Path) -> None:
         ('[redis]\nnamespace = "a{b}"\n', "redis.namespace"),
         ('[redis]\nnamespace = ""\n', "redis.namespace"),
         ('[local]\nstate = ""\n', "local.state"),
+        ("[redis]\nshards = 65\n", "1 to 64"),
+        ("[redis]\nshards = 0\n", "1 to 64"),
+        ("[ingest]\nwait_for_disk = 1\n", "must be of type bool"),
+        ('[ingest]\nwait_for_disk = "yes"\n', "must be of type bool"),
     ],
 )
 def test_what_is_wrong_is_refused_with_its_name(tmp_path: Path, text: str, complaint: str) -> None:
@@ -93,6 +97,11 @@ def test_what_is_wrong_is_refused_with_its_name(tmp_path: Path, text: str, compl
     path.write_text(text)
     with pytest.raises(ConfigError, match=complaint):
         load_settings({}, {}, path)
+
+
+@pytest.mark.parametrize(("text", "wanted"), [("true", True), ("false", False)])
+def test_yes_and_no_are_true_and_false(file: Path, text: str, wanted: bool) -> None:
+    assert load_settings({}, {"DUETIME_INGEST_WAIT_FOR_DISK": text}, file).ingest.wait_for_disk is wanted
 
 
 def test_an_unknown_key_in_the_environment_is_refused(file: Path) -> None:

@@ -58,6 +58,7 @@ class WriterSettings:
     source_id: str
     rejects: str
     transaction_messages: int
+    wait_for_disk: bool = False
 
 
 class BatchWriter:
@@ -72,7 +73,7 @@ class BatchWriter:
         self._report = report
 
     def __call__(self, batch: DataFrame, batch_id: int) -> None:
-        """SchedulingStore one micro-batch. Returns when Redis has acknowledged every message of it; raises otherwise."""
+        """Store one micro-batch. Returns when Redis has acknowledged every message of it; raises otherwise."""
         started_ms = self._clock.monotonic_ms()
         total = self._write(batch)
         while total.lost:
@@ -102,7 +103,7 @@ class PartitionWriter:
         self._settings = settings
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """SchedulingStore the lines of a partition's files and write their rejects."""
+        """Store the lines of a partition's files and write their rejects."""
         summary = self.write(batches)
         yield pa.RecordBatch.from_pylist([{f.name: getattr(summary, f.name) for f in fields(summary)}])
 
@@ -134,7 +135,7 @@ class ShardWriter:
         self._summary = Summary()
 
     def add(self, queue: PieceQueue) -> None:
-        """SchedulingStore a piece, now or together with others."""
+        """Store a piece, now or together with others."""
         self._waiting.append(queue)
         self._fence_tokens.append(queue.fence_token)
         messages = sum(waiting.left for waiting in self._waiting)
@@ -142,15 +143,17 @@ class ShardWriter:
             self._store_waiting()
 
     def finish(self) -> Summary:
-        """SchedulingStore the rest, and look whether all of it is still there."""
+        """Store the rest, and look whether all of it is still there."""
         self._store_waiting()
+        if self._settings.wait_for_disk and self._fence_tokens:
+            _patiently(self._store.wait_for_disk)
         # A server that came back without its last writes, as weak settings allow, has lost messages and fences together.
         fences = _patiently(lambda: self._store.fences(self._settings.source_id, self._fence_tokens))
         self._summary.lost = sum(fence != ALL_STORED for fence in fences)
         return self._summary
 
     def _store_waiting(self) -> None:
-        """SchedulingStore by transactions; one that finds a fence elsewhere takes up from there."""
+        """Store by transactions; one that finds a fence elsewhere takes up from there."""
         source_id, queues, self._waiting = self._settings.source_id, self._waiting, []
         while step := Step(queues, self._settings.transaction_messages, TRANSACTION_BYTES):
             done = _patiently(partial(self._store.schedule, source_id, step.transaction))

@@ -113,6 +113,10 @@ class SchedulingStore(Protocol):
         """Store a transaction, if all its fences still are where it says; None if not: then nothing was done. Atomic."""
         ...
 
+    def wait_for_disk(self) -> None:
+        """Return when the server has on disk what it has taken so far."""
+        ...
+
 
 class DrainStore(Protocol):
     """What a drain loop asks. Each verb may raise ``StoreUnavailable``: then the same call may be made again."""

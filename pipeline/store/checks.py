@@ -6,7 +6,7 @@ import redis
 
 from pipeline.config import RedisSettings, redact_url
 from pipeline.core.clock import Clock
-from pipeline.core.errors import ConfigError, StoreUnavailable
+from pipeline.core.errors import ConfigError, StoreProtocolError, StoreUnavailable
 from pipeline.store.connection import translated_errors
 
 VERSION_MIN = (7, 0)  # scripts with flags, ZRANGE BYSCORE; older ones have no fix for CVE-2022-24735
@@ -44,6 +44,39 @@ def check_server(client: "redis.Redis", settings: RedisSettings, clock: Clock) -
             f"that starts here ends that much {late_or_early}; synchronise both with NTP."
         )
     return warnings
+
+
+def what_stored_means(client: Any, wait_for_disk: bool) -> str:
+    """Say which guarantee holds for a message that is stored, as the end of a sentence.
+
+    Raises:
+        StoreUnavailable: no answer.
+        ConfigError: the server can't tell when something is on disk, and is asked to.
+    """
+    with translated_errors():
+        has_file = client.info("persistence").get("aof_enabled") == 1
+    if wait_for_disk:
+        if not has_file:
+            raise ConfigError(
+                "ingest.wait_for_disk needs appendonly yes on the server; set it, or turn wait_for_disk off."
+            )
+        try:
+            with translated_errors():
+                client.execute_command("WAITAOF", 0, 0, 0)
+        except StoreProtocolError as exc:
+            raise ConfigError(
+                "ingest.wait_for_disk needs Redis 7.2 or newer, or Valkey (the server has no WAITAOF); turn it off."
+            ) from exc
+    appendfsync = _config_value(client, "appendfsync")
+    if not has_file:
+        return "is in the memory of Redis; a crash of the server loses it"
+    if appendfsync == "always":
+        return "is on the disk of Redis (appendfsync always)"
+    if wait_for_disk:
+        return "is on the disk of Redis (a batch waits for WAITAOF)"
+    if appendfsync is None:
+        return "is as safe as the append-only file of Redis, whose appendfsync can't be read"
+    return f"is in the memory of Redis, and on its disk a moment later (appendfsync {appendfsync})"
 
 
 def _check_version(info: dict[str, Any]) -> None:

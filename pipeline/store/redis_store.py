@@ -12,6 +12,7 @@ from pipeline.core.errors import StoreProtocolError, StoreUnavailable
 from pipeline.store.base import Claim, ClaimedMessage, ClaimReply, Scheduled, Stats, Transaction
 from pipeline.store.connection import translated_errors
 from pipeline.store.keys import Keys
+from pipeline.store.resp import frame_command
 from pipeline.store.schedule import schedule
 from pipeline.store.scripts import Scripts
 from pipeline.store.survey import survey
@@ -19,6 +20,7 @@ from pipeline.store.survey import survey
 BUCKET_TRIES = 8  # how often another loop may retire the oldest bucket between two calls before we call it a fault
 RECLAIM_LIMIT = 16  # claims a call; each is at most claim_limit messages
 PAGE = 1_000  # fields a round trip
+DISK_WAIT_MS = 2_000  # appendfsync everysec takes one second; less than a reply may take
 
 T = TypeVar("T")
 
@@ -73,6 +75,22 @@ class RedisStore:
         """
         with translated_errors(), self._connection() as connection:
             return schedule(connection, self._keys, self._scripts, source_id, transaction, self._now())
+
+    def wait_for_disk(self) -> None:
+        """Return when the server has everything that it has taken so far in its append-only file on disk.
+
+        Raises:
+            StoreUnavailable: it has not got there in ``DISK_WAIT_MS``; ask again.
+            StoreProtocolError: it keeps no such file.
+        """
+        # WAITAOF looks at the writes of its own connection only, so this one writes: what others wrote before is in front of it.
+        write = frame_command("HINCRBY", self._keys.counters(), "stored", 0)
+        with translated_errors(), self._connection() as connection:
+            connection.send_packed_command([write, frame_command("WAITAOF", 1, 0, DISK_WAIT_MS)])
+            connection.read_response()
+            on_disk, _ = connection.read_response()
+        if on_disk < 1:
+            raise StoreUnavailable("what it has taken is not on disk yet.")
 
     @contextmanager
     def _connection(self) -> Iterator[Any]:

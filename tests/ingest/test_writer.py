@@ -12,9 +12,14 @@ from pyspark.sql import SparkSession
 
 from pipeline.config import RedisSettings
 from pipeline.core.clock import SystemClock
+from pipeline.core.errors import StoreUnavailable
 from pipeline.ingest.rejects import RejectsWriter
-from pipeline.ingest.writer import BatchWriter, Summary, WriterSettings, open_stores
-from tests.ingest.files import TOKEN, file_rows
+from pipeline.ingest.transactions import PieceQueue
+from pipeline.ingest.writer import BatchWriter, ShardWriter, Summary, WriterSettings, open_stores
+from pipeline.store.connection import connect
+from pipeline.store.redis_store import RedisStore
+from pipeline.store.shards import keys_of
+from tests.ingest.files import TOKEN, file_rows, parsed
 from tests.servers import RealServer, real_server
 
 CONTENT = b"""{"message":"first","delay_sec":1}
@@ -98,6 +103,30 @@ def test_shards_share_the_files_and_know_each_others_ids_and_each_has_its_hash_t
         key.decode().partition(":")[2][:2] for key in server.client().keys(f"{{{settings.redis.namespace}:*")
     )
     assert set(tags) == {"0}", "1}", "2}"}
+
+
+class UnhurriedDisk(RedisStore):
+    """A shard whose disk takes its time."""
+
+    def __init__(self, settings: WriterSettings) -> None:
+        super().__init__(connect(settings.redis), keys_of(settings.redis)[0])
+        self.waits: list[int] = []
+
+    def wait_for_disk(self) -> None:
+        self.waits.append(self.stats().scheduled)
+        if len(self.waits) < 3:
+            raise StoreUnavailable("it is not on disk yet.")
+
+
+@pytest.mark.parametrize(("wait_for_disk", "waits"), [(True, [3, 3, 3]), (False, [])])
+def test_a_batch_waits_for_the_disk_where_it_shall(
+    settings: WriterSettings, wait_for_disk: bool, waits: list[int]
+) -> None:
+    shard = UnhurriedDisk(settings)
+    writer = ShardWriter(shard, replace(settings, wait_for_disk=wait_for_disk))
+    writer.add(PieceQueue(parsed(b'{"message":"m","due":5}\n' * 3)))
+    assert writer.finish() == Summary(stored=3)
+    assert shard.waits == waits
 
 
 def test_rejects_of_a_file_are_put_in_place_whole(tmp_path: Path) -> None:

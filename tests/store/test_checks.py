@@ -6,7 +6,7 @@ import pytest
 
 from pipeline.config import RedisSettings
 from pipeline.core.errors import ConfigError, StoreUnavailable
-from pipeline.store.checks import check_server
+from pipeline.store.checks import check_server, what_stored_means
 from pipeline.store.connection import connect
 from tests.servers import RealServer, real_server
 
@@ -110,3 +110,25 @@ def test_a_wrong_password_is_refused() -> None:
 def test_a_url_that_is_none_is_refused(url: str) -> None:
     with pytest.raises(ConfigError, match="is not valid"):
         connect(RedisSettings(url=url))
+
+
+@pytest.mark.parametrize(
+    ("options", "wait_for_disk", "said"),
+    [
+        ("--appendonly yes --appendfsync always", False, "is on the disk of Redis (appendfsync always)"),
+        ("--appendonly yes --appendfsync everysec", True, "is on the disk of Redis (a batch waits for WAITAOF)"),
+        ("--appendonly yes --appendfsync everysec", False, "on its disk a moment later (appendfsync everysec)"),
+        ("--appendonly no", False, "a crash of the server loses it"),
+    ],
+)
+def test_what_stored_means_is_told(options: str, wait_for_disk: bool, said: str) -> None:
+    with real_server(*options.split()) as server:
+        assert said in what_stored_means(connect(RedisSettings(url=server.url)), wait_for_disk)
+
+
+def test_a_server_that_cannot_wait_for_its_disk_is_refused_if_it_has_to() -> None:
+    with real_server("--appendonly", "no") as server, pytest.raises(ConfigError, match="needs appendonly yes"):
+        what_stored_means(connect(RedisSettings(url=server.url)), True)
+    with_file = ("--appendonly", "yes", "--rename-command", "WAITAOF", "")
+    with real_server(*with_file) as server, pytest.raises(ConfigError, match=r"needs Redis 7\.2"):
+        what_stored_means(connect(RedisSettings(url=server.url)), True)

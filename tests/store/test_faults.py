@@ -6,7 +6,8 @@ from collections.abc import Callable
 import pytest
 
 from pipeline.config import RedisSettings
-from pipeline.core.errors import StoreUnavailable
+from pipeline.core.errors import StoreProtocolError, StoreUnavailable
+from pipeline.store import redis_store
 from pipeline.store.base import Scheduled
 from pipeline.store.connection import connect
 from pipeline.store.doorbell import Doorbell
@@ -65,6 +66,23 @@ def test_a_full_server_stores_nothing_of_a_transaction_but_lets_messages_out() -
         server.client().config_set("maxmemory", "0")
         assert store.stats().scheduled == 0
         assert store.schedule("s", full) == Scheduled(stored=99, known=0)
+
+
+def test_a_wait_for_the_disk_ends_when_what_was_stored_is_on_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(redis_store, "DISK_WAIT_MS", 50)
+    with real_server("--appendonly", "yes", "--appendfsync", "no") as server:
+        store = open_store(server)
+        store.schedule("s", transaction((1, START_MS)))
+        with pytest.raises(StoreUnavailable, match="not on disk yet"):
+            store.wait_for_disk()
+        store = open_store(server)  # a new connection has written nothing that it would have to wait for
+        with pytest.raises(StoreUnavailable, match="not on disk yet"):
+            store.wait_for_disk()
+        server.client().config_set("appendfsync", "always")
+        store.wait_for_disk()
+        server.client().config_set("appendonly", "no")
+        with pytest.raises(StoreProtocolError):
+            store.wait_for_disk()
 
 
 def test_two_writers_of_the_same_file_at_the_same_time_store_it_once(server: RealServer) -> None:
