@@ -47,11 +47,12 @@ def test_rolling_the_checkpoint_while_files_keep_coming_loses_and_doubles_nothin
         assert last.end() == 0, last.screen()
 
         [told] = checkout.status("--redis", server.url)["ingest"]
-        assert (told["reads"], told["known"], told["rejected"]) == (str(checkout.inbox), 0, 0)
-        assert 0 < told["files"] * 3 == told["stored"] < dropped * 3, "since the start of the last job that stored any"
+        assert (told["reads"], told["rejected"]) == (str(checkout.inbox), 0)
+        # Since the start of the last job that had any; it may know those that a job before it stored and did not commit.
+        assert 0 < told["files"] * 3 == told["stored"] + told["known"] < dropped * 3
         for_eyes = checkout.run("jobs/status.py", environ=environ)
         assert for_eyes.end() == 0
-        assert f"{told['stored']:,} stored, 0 known, 0 rejected" in for_eyes.screen()
+        assert f"{told['stored']:,} stored, {told['known']:,} known, 0 rejected" in for_eyes.screen()
         assert f"addBatch {told['last_phases_ms']['addBatch']:,}" in for_eyes.screen()
 
         landing = checkout.inbox / ".landing"
