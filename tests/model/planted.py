@@ -102,10 +102,13 @@ PLANTED = [
     Planted(
         "the fences are not indexed", "schedule", "redis.call('ZADD', fences, now_ms, ARGV[FIRST_MOVE + 2 * move])", ""
     ),
+    Planted("a caller's id is not looked up", "schedule", "'NX', '+inf', caller_id) == 1", "'+inf', caller_id) < 2"),
     Planted(
-        "a caller's id is not looked up", "schedule", "if not redis.call('ZSCORE', ids, caller_id) then", "if true then"
+        "a caller's id is not remembered",
+        "schedule",
+        "redis.call('ZADD', ids, 'NX', '+inf', caller_id) == 1",
+        "not redis.call('ZSCORE', ids, caller_id)",
     ),
-    Planted("a caller's id is not remembered", "schedule", "redis.call('ZADD', ids, '+inf', caller_id)", ""),
     Planted("what is known counts as stored", "schedule", "known = known + 1", "stored = stored + 1"),
     Planted(
         "buckets are not indexed",

@@ -30,13 +30,16 @@ end
 local FIRST_FENCE, FIRST_MOVE = 5, 9
 local first_bucket, first_start = FIRST_FENCE + move_count, FIRST_MOVE + 2 * move_count
 
+-- A key that holds something else ends the script here: no id is remembered and no fence moved for what is not stored.
+for bucket = 0, bucket_count - 1 do
+  redis.call('ZCARD', KEYS[first_bucket + bucket])
+end
+
 local known, cursor = 0, first_start + bucket_count
 while cursor < #ARGV do
   local due_ms, member, caller_id = tonumber(ARGV[cursor + 1]), ARGV[cursor + 2], ARGV[cursor + 3]
-  if not redis.call('ZSCORE', ids, caller_id) then
-    -- The message first: were the id there without it, the next attempt would take the message for known.
+  if redis.call('ZADD', ids, 'NX', '+inf', caller_id) == 1 then
     redis.call('ZADD', KEYS[first_bucket + tonumber(ARGV[cursor]) - 1], ARGV[cursor + 1], member)
-    redis.call('ZADD', ids, '+inf', caller_id)
     if due_ms < first_due_ms then
       first_due_ms, firsts = due_ms, {}
     end
@@ -48,7 +51,6 @@ while cursor < #ARGV do
   cursor = cursor + 4
 end
 
--- A key that holds something else ends the script here, so the fences stay and nothing counts as stored.
 for bucket = 0, bucket_count - 1 do
   if redis.call('ZCARD', KEYS[first_bucket + bucket]) > 0 then
     redis.call('ZADD', buckets, ARGV[first_start + bucket], ARGV[first_start + bucket])
