@@ -1,9 +1,13 @@
-"""A server for all faults."""
+"""A server for all faults, and a rig for each."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
+from pathlib import Path
 
 import pytest
 
+from pipeline.ingest import parsing
+from tests.chaos.rig import PIECE_BYTES, Rig
 from tests.servers import RealServer, real_server
 
 
@@ -11,3 +15,16 @@ from tests.servers import RealServer, real_server
 def server() -> Iterator[RealServer]:
     with real_server() as running:
         yield running
+
+
+@pytest.fixture
+def open_rig(server: RealServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], Rig]]:
+    """Open a rig when the test is ready for it; a mutant has to be planted first."""
+    monkeypatch.setattr(parsing, "PIECE_BYTES", PIECE_BYTES)
+    with ExitStack() as stack:
+        stack.callback(server.client().config_set, "maxmemory", 0)
+
+        def open_one() -> Rig:
+            return stack.enter_context(closing(Rig(server, tmp_path)))
+
+        yield open_one

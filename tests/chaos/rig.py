@@ -1,0 +1,221 @@
+"""A writer behind a proxy, a server, and whoever takes messages out meanwhile: what a check of a fault is made of."""
+
+import json
+import threading
+import uuid
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark.sql import Row
+from pyspark.sql.pandas.types import to_arrow_schema
+
+from pipeline.config import RedisSettings
+from pipeline.core.clock import SystemClock
+from pipeline.core.errors import StoreProtocolError
+from pipeline.core.messages import decode_member
+from pipeline.ingest.schemas import FILE_ROW
+from pipeline.ingest.writer import BatchWriter, Summary, WriterSettings
+from pipeline.store.connection import connect
+from pipeline.store.keys import Keys
+from pipeline.store.redis_store import RedisStore
+from tests.chaos.proxy import WAIT_SEC, Fault, Proxy, naming, reply_with, running
+from tests.servers import RealServer
+
+TRANSACTION_MESSAGES = 10
+OTHER_TRANSACTION_MESSAGES = 7
+PIECE_BYTES = 700  # so that the large files are some pieces each
+SOURCE_ID = "chaos"
+READS_MAX = (
+    1_000  # of fences: a writer that asks for them more often than any check can lead to is going round in circles
+)
+
+die = reply_with(b"-ERR the task dies here\r\n")  # the writer meets what it can't try again
+
+
+class Rig:
+    """One namespace on a server, reached by writers through ``proxy`` and by the drain directly.
+
+    Writers write as a batch of one partition does, over files of ``FILES`` by their numbers.
+    """
+
+    def __init__(self, server: RealServer, folder: Path) -> None:
+        self.server = server
+        self.delivered: Counter[str] = Counter()
+        self.lost_files = 0  # as the writers have found out
+        self._namespace = f"test-{uuid.uuid4().hex}"
+        self._rejects = folder / "rejects"
+        self.proxy = Proxy(server.folder / "s", server.folder / f"p-{self._namespace[-8:]}")
+        self.stores = running("schedule")  # a transaction
+        self.watches = naming("WATCH")  # what a transaction begins with, in a message of its own
+        self.reads = naming("MGET")  # of fences: behind WATCH, after a transaction that failed, and at the end
+        self.proxy.trap(self.reads, reply_with(b"-ERR round in circles\r\n"), first=READS_MAX, last=float("inf"))
+
+    def close(self) -> None:
+        self.proxy.close()
+
+    def settings(self, transaction_messages: int = TRANSACTION_MESSAGES) -> WriterSettings:
+        redis = RedisSettings(url=self.proxy.url, namespace=self._namespace)
+        # Two writers of one process would share the work file of their rejects, which tells tasks apart by process.
+        return WriterSettings(redis, SOURCE_ID, str(self._rejects / uuid.uuid4().hex), transaction_messages)
+
+    def write(self, numbers: Iterable[int] | None = None, transaction_messages: int = TRANSACTION_MESSAGES) -> None:
+        """Store files in this thread, all of them if nothing else is said, and see that each message is accounted for."""
+        chosen = list(range(len(FILES)) if numbers is None else numbers)
+        reports: list[Summary] = []
+        writer = BatchWriter(
+            self.settings(transaction_messages), SystemClock(), lambda _, summary, __: reports.append(summary)
+        )
+        partition = Partition(chosen)
+        writer(partition, 0)  # type: ignore[arg-type]
+        self.lost_files += partition.lost
+        [summary] = reports
+        assert summary.stored + summary.known == sum(map(accepted, (FILES[number] for number in chosen))), summary
+
+    def writing(self, transaction_messages: int = TRANSACTION_MESSAGES) -> "Writing":
+        """Store all files in a thread of its own."""
+        return Writing(lambda: self.write(transaction_messages=transaction_messages))
+
+    def crash(self, at: int, transaction_messages: int = TRANSACTION_MESSAGES, fault: Fault = die) -> None:
+        """Store all files, and die at the transaction with that number."""
+        trap = self.proxy.trap(self.stores, fault, first=at)
+        with pytest.raises(StoreProtocolError):
+            self.write(transaction_messages=transaction_messages)
+        assert trap.was_sprung
+
+    def drain(self) -> None:
+        """Deliver and acknowledge everything that is stored now."""
+        client = connect(RedisSettings(url=self.server.url))
+        store = RedisStore(client, Keys(self._namespace))
+        while (claim := store.claim(uuid.uuid4().hex).claim) is not None:
+            messages = [decode_member(m.member) for m in claim.messages]
+            self.delivered.update(m.message for m in messages)
+            assert store.ack(claim, len(messages), [m.id for m in messages if m.id != m.message_id])
+        client.close()
+
+    def forget_ids(self) -> None:
+        """Forget the callers' ids, as the server does a day after delivery."""
+        self.server.client().delete(Keys(self._namespace).ids())
+
+    def bucket(self, due_ms: int) -> str:
+        """The key of the messages that are due about then."""
+        return Keys(self._namespace).bucket(due_ms - due_ms % 600_000)
+
+    def expect_each_once(self, lost_files: bool = False) -> None:
+        """Take out what is left and compare everything that was delivered and counted with everything that was sent.
+
+        Args:
+            lost_files: whether writers had to store files again that the server had lost.
+        """
+        self.drain()
+        lost, copies = EXPECTED - self.delivered, self.delivered - EXPECTED
+        assert (lost, copies) == (Counter(), Counter())
+        counters = self.server.client().hgetall(Keys(self._namespace).counters())
+        assert int(counters[b"stored"]) == int(counters[b"delivered"]) == EXPECTED.total()
+        assert int(counters[b"rejected"]) == REJECTED
+        assert (self.lost_files > 0) == lost_files
+
+
+class Partition:
+    """The file rows of a batch of one partition: what ``BatchWriter`` asks of a DataFrame, without Spark."""
+
+    def __init__(self, numbers: Sequence[int]) -> None:
+        self.lost = 0
+        self._numbers = numbers
+        self._write: Callable[[Iterator[pa.RecordBatch]], Iterable[pa.RecordBatch]]
+
+    def mapInArrow(self, write: Any, columns: str) -> "Partition":  # noqa: N802 (Spark's name)
+        self._write = write
+        return self
+
+    def collect(self) -> list[Row]:
+        found = [row for batch in self._write(map(row_of, self._numbers)) for row in batch.to_pylist()]
+        self.lost += sum(row["lost"] for row in found)
+        return [Row(**row) for row in found]
+
+
+class Writing:
+    """A writer in a thread; ``join`` waits for its end and raises what it raised."""
+
+    def __init__(self, write: Callable[[], None]) -> None:
+        self._write = write
+        self._raised: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def join(self) -> None:
+        self._thread.join(WAIT_SEC)
+        assert not self._thread.is_alive(), "the writer does not end"
+        if self._raised is not None:
+            raise self._raised
+
+    def _run(self) -> None:
+        try:
+            self._write()
+        except BaseException as exc:
+            self._raised = exc
+
+
+def contents_of_files() -> list[bytes]:
+    """The files that every check writes: plain lines, twins, callers' ids (also across files), rejects, blanks.
+
+    All are due in 1970, so a drain takes out at once what is stored.
+    """
+    files = []
+    for name, length in [("a", 60), ("b", 60), *((name, 8) for name in "cdefghijk")]:
+        lines: list[dict[str, object] | None] = []
+        for number in range(1, length + 1):
+            text, due = f"{name}{number}", number * 3 % 4 * 900_000  # several buckets, out of order, many due together
+            if number % 10 == 3:
+                lines.append({"message": f"twin {name}{number // 10}", "due": 5})
+                lines.append({"message": f"twin {name}{number // 10}", "due": 5})
+            elif number % 10 == 5:
+                lines.append({"message": text, "due": due, "id": f"id-{text}"})
+            elif number % 20 == 6:
+                lines.append({"message": "the same order", "due": due, "id": "order-1"})
+            elif number % 20 == 8:
+                lines.append({"message": text})
+            elif number % 20 == 18:
+                lines.append(None)
+            else:
+                lines.append({"message": text, "due": due})
+        files.append(b"".join((json.dumps(line).encode() if line else b"") + b"\n" for line in lines))
+    return files
+
+
+def requests_of(content: bytes) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in content.splitlines() if line]
+
+
+def accepted(content: bytes) -> int:
+    """How many messages a file brings, those included whose caller's id is known."""
+    return sum("due" in request for request in requests_of(content))
+
+
+def deliveries_of(files: Iterable[bytes]) -> Counter[str]:
+    """What must be delivered of ``contents_of_files``, found without any code of the pipeline."""
+    sent = [request for content in files for request in requests_of(content) if "due" in request]
+    without_id = [request["message"] for request in sent if "id" not in request]
+    by_id = {request["id"]: request["message"] for request in sent if "id" in request}
+    return Counter([*without_id, *by_id.values()])
+
+
+FILES = contents_of_files()
+EXPECTED = deliveries_of(FILES)
+REJECTED = sum(len(requests_of(content)) - accepted(content) for content in FILES)
+
+
+def row_of(number: int) -> pa.RecordBatch:
+    """One of the files as Spark hands it to a task; all but the first are segments, cut anywhere."""
+    row = {
+        "value": FILES[number],
+        "file_token": f"OZ0aaaabbbbb{number:02d}",
+        "first_line": 1 + 3 * number,
+        "kind": "json",
+        "file_name": "a.jsonl",
+        "file_arrival_ms": 1_700_000_000_123,
+    }
+    return pa.RecordBatch.from_pylist([row], schema=to_arrow_schema(FILE_ROW))

@@ -1,0 +1,16 @@
+"""Storing is exactly once under every fault of ``faults.CHECKS``."""
+
+from collections.abc import Callable
+
+import pytest
+
+from tests.chaos.faults import CHECKS, Check
+from tests.chaos.rig import Rig
+
+# A task that dies leaves the file of its rejects open; there it is closed by the end of its process.
+pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=[check.__name__ for check in CHECKS])
+def test_every_request_is_delivered_once(check: Check, open_rig: Callable[[], Rig]) -> None:
+    check(open_rig())

@@ -1,0 +1,247 @@
+"""The checks of ``faults`` notice what they are there for: each protection, taken out, is missed by some of them.
+
+A mutant is a text that is replaced in a script or in a function, for a writer of this process. The server and the checks are the
+real ones.
+"""
+
+import inspect
+import textwrap
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from pipeline.core.errors import StoreProtocolError
+from pipeline.ingest import writer
+from pipeline.ingest.transactions import PieceQueue, Step
+from pipeline.ingest.writer import BatchWriter, ShardWriter
+from pipeline.store import redis_store, scripts
+from pipeline.store.redis_store import RedisStore
+from tests.chaos import faults
+from tests.chaos.faults import Check
+from tests.chaos.rig import Rig
+
+pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+
+READ_SCRIPT = scripts.read_script
+
+SCRIPT = "schedule"
+SCHEDULE = (redis_store, "schedule")
+CONNECTION = (RedisStore, "_connection")
+FENCE_AT = (PieceQueue, "fence_at")
+RESUME = (PieceQueue, "resume")
+FINISH = (ShardWriter, "finish")
+STORE = (ShardWriter, "_store_waiting")
+
+WATCHED = 'frame_command("WATCH", *fence_keys)'
+COMPARED = "if fences != [move.before for move in transaction.moves]:"
+MOVES = "sum(zip(fence_keys, [move.after for move in transaction.moves]), ())"
+MOVE_FENCES = f"connection.send_command('MSET', *{MOVES}); connection.read_response(); "
+RESULT = "stored, known = replies[-1]"
+FENCE_MOVED = "redis.call('SET', KEYS[FIRST_FENCE + move], ARGV[FIRST_MOVE + 2 * move + 1])"
+NOTHING = "redis.call('DBSIZE')"
+FOUND = "bisect_right(self.line_nos, int(line, 16), first, last)"
+LAST_STORED = "{self.due_ms[place - 1]} {self.line_nos[place - 1]:08x}"
+TAKEN_FOR_STORED = """try:
+            done = self._store.schedule(source_id, step.transaction)
+        except Exception:
+            step.advance()
+            continue"""
+
+Target = str | tuple[Any, str]
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """A protection taken out, ``changes`` being old and new text by script or function, and the checks that must fail then."""
+
+    name: str
+    noticed_by: tuple[Check, ...]
+    changes: dict[Target, tuple[tuple[str, str], ...]]
+
+
+MUTANTS = (
+    Mutant(
+        "no fence is watched",
+        (faults.overtaken_before_storing, faults.overtaken_in_part),
+        {SCHEDULE: ((WATCHED, 'frame_command("PING")'),)},
+    ),
+    Mutant(
+        "one fence of many is watched",
+        (faults.overtaken_at_one_file_of_many,),
+        {SCHEDULE: ((WATCHED, 'frame_command("WATCH", fence_keys[0])'),)},
+    ),
+    Mutant(
+        "fences are read before they are watched",
+        (faults.overtaken_before_watching,),
+        {
+            SCHEDULE: (
+                (f'{WATCHED}, frame_command("MGET", *fence_keys)', f'frame_command("MGET", *fence_keys), {WATCHED}'),
+                ("    connection.read_response()\n    fences", "    fences"),
+                (COMPARED, f"connection.read_response()\n    {COMPARED}"),
+            )
+        },
+    ),
+    Mutant(
+        "fences are not compared",
+        (
+            faults.replayed_when_delivered,
+            faults.replayed_when_ids_are_forgotten,
+            faults.replies_lost,
+            faults.overtaken_before_reading,
+            faults.overtaken_when_stored,
+        ),
+        {SCHEDULE: ((COMPARED, "if False:"),)},
+    ),
+    Mutant(
+        "one fence of many is compared",
+        (faults.one_file_of_many_is_known,),
+        {SCHEDULE: ((COMPARED, "if fences[0] != transaction.moves[0].before:"),)},
+    ),
+    Mutant("the fence never moves", (faults.nothing_happens,), {SCRIPT: ((FENCE_MOVED, NOTHING),)}),
+    Mutant(
+        "the fence moves in a step before",
+        (faults.commands_lost, faults.each_refused_once, faults.crashed_and_cut_elsewhere),
+        {
+            SCRIPT: ((FENCE_MOVED, NOTHING),),
+            SCHEDULE: ((WATCHED, 'frame_command("PING")'), ("commands = [", f"{MOVE_FENCES}commands = [")),
+        },
+    ),
+    Mutant(
+        "the fence moves in a step behind",
+        (faults.replies_lost, faults.server_killed_after_storing),
+        {SCRIPT: ((FENCE_MOVED, NOTHING),), SCHEDULE: ((RESULT, f"{MOVE_FENCES}{RESULT}"),)},
+    ),
+    Mutant(
+        "the fence is one message too far",
+        (faults.crashed_at_every_transaction, faults.replies_lost),
+        {FENCE_AT: ((LAST_STORED, "{self.due_ms[place]} {self.line_nos[place]:08x}"),)},
+    ),
+    Mutant(
+        "the fence is one message short",
+        (faults.crashed_at_every_transaction, faults.replies_lost),
+        {FENCE_AT: ((LAST_STORED, LAST_STORED.replace("place - 1", "max(place - 2, 0)")),)},
+    ),
+    Mutant(
+        "the message at the fence is stored again",
+        (faults.crashed_at_every_transaction, faults.replies_lost),
+        {RESUME: ((FOUND, f"{FOUND} - 1"),)},
+    ),
+    Mutant(
+        "what is due with the message at the fence counts as stored",
+        (faults.crashed_twice_and_cut_elsewhere,),
+        {RESUME: ((FOUND, "last"),)},
+    ),
+    Mutant(
+        "messages that are due together have another order",
+        (faults.crashed_twice_and_cut_elsewhere,),
+        {(PieceQueue, "__init__"): (("lexsort((piece.line_nos,", "lexsort((-piece.line_nos,"),)},
+    ),
+    Mutant(
+        "pieces of a file share a fence",
+        (faults.nothing_happens,),
+        {(writer, "parse_file"): (('f"{file.token}.{first_line}", end', "file.token, end"),)},
+    ),
+    Mutant(
+        "callers' ids are not remembered",
+        (faults.nothing_happens,),
+        {SCRIPT: (("redis.call('ZADD', ids, 'NX', '+inf', caller_id) == 1", "true"),)},
+    ),
+    Mutant(
+        "a transaction that was dropped counts as stored",
+        (faults.overtaken_in_part,),
+        {
+            SCHEDULE: (
+                ("if replies is None:\n        return None", "if replies is None:\n        return Scheduled(0, 0)"),
+            )
+        },
+    ),
+    Mutant(
+        "errors within a transaction are overlooked",
+        (faults.a_key_in_the_way,),
+        {
+            SCHEDULE: (
+                ("if isinstance(reply, Exception):", "if False:"),
+                (RESULT, f"{RESULT} if isinstance(replies[-1], list) else (0, 0)"),
+            )
+        },
+    ),
+    Mutant(
+        "the fence moves past what could not be stored",
+        (faults.a_key_in_the_way,),
+        {
+            SCRIPT: (
+                ("  redis.call('ZCARD', KEYS[first_bucket + bucket])\n", ""),
+                ("if redis.call('ZCARD', KEYS[first_bucket + bucket]) > 0 then", "if true then"),
+            )
+        },
+    ),
+    Mutant(
+        "an error counts as stored",
+        (faults.commands_lost, faults.server_full),
+        {STORE: (("done = _patiently(partial(self._store.schedule, source_id, step.transaction))", TAKEN_FOR_STORED),)},
+    ),
+    Mutant(
+        "a connection is used again after an error",
+        (faults.refused_bit_by_bit,),
+        {CONNECTION: (("        connection.disconnect()\n", ""),)},
+    ),
+    Mutant(
+        "what is known after a lost reply counts twice",
+        (faults.replies_lost,),
+        {STORE: (("queue.resume(fence) - before", "queue.resume(fence)"),)},
+    ),
+    Mutant(
+        "rejects are counted with every transaction",
+        (faults.nothing_happens,),
+        {(Step, "transaction"): ((" if end == len(queue)),", "),"),)},
+    ),
+    Mutant(
+        "the fences are not read again at the end",
+        (faults.server_lost_its_last_writes,),
+        {FINISH: (("sum(fence != ALL_STORED for fence in fences)", "0"),)},
+    ),
+    Mutant(
+        "a batch that the server lost is not stored again",
+        (faults.server_lost_its_last_writes,),
+        {(BatchWriter, "__call__"): (("while total.lost:", "while False:"),)},
+    ),
+)
+
+
+def plant(mutant: Mutant, monkeypatch: pytest.MonkeyPatch) -> None:
+    for target, replacements in mutant.changes.items():
+        if isinstance(target, str):
+            source = replaced(READ_SCRIPT(target), replacements)
+            monkeypatch.setattr(
+                scripts, "read_script", lambda name, t=target, s=source: s if name == t else READ_SCRIPT(name)
+            )
+        else:
+            owner, name = target
+            found = getattr(owner, name)
+            function = found.fget if isinstance(found, property) else inspect.unwrap(found)
+            made: dict[str, Any] = {}
+            exec(replaced(textwrap.dedent(inspect.getsource(function)), replacements), function.__globals__, made)
+            monkeypatch.setattr(owner, name, made[name])
+
+
+def replaced(source: str, replacements: tuple[tuple[str, str], ...]) -> str:
+    for old, new in replacements:
+        assert source.count(old) == 1, f"the pipeline has changed: {old!r} is not in it once"
+        source = source.replace(old, new)
+    return source
+
+
+PLANTED = [(mutant, check) for mutant in MUTANTS for check in mutant.noticed_by]
+
+
+@pytest.mark.parametrize(
+    ("mutant", "check"), PLANTED, ids=[f"{mutant.name}-{check.__name__}" for mutant, check in PLANTED]
+)
+def test_a_planted_fault_is_noticed(
+    mutant: Mutant, check: Check, open_rig: Callable[[], Rig], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plant(mutant, monkeypatch)
+    with pytest.raises((AssertionError, StoreProtocolError, pytest.fail.Exception)):
+        check(open_rig())
