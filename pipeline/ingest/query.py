@@ -19,7 +19,12 @@ log = logging.getLogger(__name__)
 
 BINDING_NAME = "duetime-source.json"
 # Correctness rests on these, and a checkpoint does not keep them: set here, whatever the configuration says.
-PINNED = {"spark.sql.session.timeZone": "UTC", "spark.sql.ansi.enabled": "true"}
+PINNED = {
+    "spark.sql.session.timeZone": "UTC",
+    "spark.sql.ansi.enabled": "true",
+    # A kill during the first batch may leave half an entry of a log, with which Spark would refuse the checkpoint for ever.
+    "spark.sql.streaming.verifyCheckpointDirectoryEmptyOnStart": "false",
+}
 _CAUSE = re.compile(r"^\s*(?:Caused by: )?([\w.$]+(?:Exception|Error): .+)$", re.MULTILINE)
 _OWN_ERROR = re.compile(r"pipeline\.core\.errors\.(\w+): (.*)")
 

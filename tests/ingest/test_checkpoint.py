@@ -25,7 +25,7 @@ from pipeline.ingest.checkpoint import (
     finish_beginning_anew,
     names_read,
 )
-from pipeline.ingest.query import BINDING_NAME, bind_checkpoint
+from pipeline.ingest.query import BINDING_NAME, bind_checkpoint, open_session
 from pipeline.ingest.sources import read_landing
 from pipeline.ingest.writer import BatchWriter, WriterSettings, open_stores
 from tests.servers import RealServer, real_server
@@ -137,6 +137,18 @@ def test_files_that_a_crash_left_between_the_log_of_files_and_the_offsets_are_re
     assert names_read(given.checkpoint, -1, committed_log_id(given.checkpoint)) == {*first, *second, *third}
     delete_read(given.checkpoint, given.landing)
     assert given.here() == set()
+
+
+@pytest.mark.parametrize("name", ["offsets/.0.5fbc.tmp", "commits/.0.5fbc.tmp"])
+def test_what_a_kill_has_left_of_the_first_entry_of_a_log_is_no_obstacle(
+    spark: SparkSession, given: Input, name: str
+) -> None:
+    open_session()
+    names = given.land(1)
+    (given.checkpoint / name).parent.mkdir()
+    (given.checkpoint / name).write_text("v")
+    given.run(spark, keep_nothing)
+    assert names_read(given.checkpoint, -1, 0) == set(names)
 
 
 @pytest.mark.parametrize("name", ["offsets/0", "sources/0/0"])
