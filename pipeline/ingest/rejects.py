@@ -1,6 +1,7 @@
 """Write the lines that are not accepted, with where they stood and why.
 
-One file a landing file, named after it and put in place by a rename: a batch that is replayed writes the same file again.
+One file a landing file, named after it and put in place by a rename: a batch that is replayed writes the same file again, and
+removes what tasks that died have left of it.
 """
 
 import json
@@ -10,6 +11,8 @@ from pathlib import Path
 from typing import IO, Any
 
 from pipeline.ingest.parsing import RejectedLine
+
+WORK_NAME = ".work"  # a folder of its own, since the rejects that users keep may be too many to look through
 
 
 def reject_record(file_name: str, line: RejectedLine) -> dict[str, str | int]:
@@ -43,9 +46,9 @@ class RejectsWriter:
             self._file_token = file_token
         for record in records:
             if self._file is None:
-                self._folder.mkdir(parents=True, exist_ok=True)
                 # The process id keeps apart two tasks that run the same file at the same time.
-                self._work = self._folder / f".{file_token}.{os.getpid()}.tmp"
+                self._work = self._folder / WORK_NAME / f"{file_token}.{os.getpid()}"
+                self._work.parent.mkdir(parents=True, exist_ok=True)
                 self._file = self._work.open("w", encoding="utf-8")
             self._file.write(json.dumps(record, ensure_ascii=False) + "\n")
 
@@ -55,5 +58,12 @@ class RejectsWriter:
             self._file.flush()
             os.fsync(self._file.fileno())
             self._file.close()
-            self._work.replace(self._folder / f"{self._file_token}.jsonl")
+            place = self._folder / f"{self._file_token}.jsonl"
+            try:
+                self._work.replace(place)
+            except FileNotFoundError:
+                if not place.exists():
+                    raise  # otherwise another task has put the same in place, and taken this one for dead
+            for left in self._work.parent.glob(f"{self._file_token}.*"):
+                left.unlink(missing_ok=True)
             self._file = None

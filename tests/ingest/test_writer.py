@@ -13,7 +13,7 @@ from pyspark.sql import SparkSession
 from pipeline.config import RedisSettings
 from pipeline.core.clock import SystemClock
 from pipeline.core.errors import StoreUnavailable
-from pipeline.ingest.rejects import RejectsWriter
+from pipeline.ingest.rejects import WORK_NAME, RejectsWriter
 from pipeline.ingest.transactions import PieceQueue
 from pipeline.ingest.writer import BatchWriter, ShardWriter, Summary, WriterSettings, open_stores
 from pipeline.store.connection import connect
@@ -64,7 +64,7 @@ def test_a_batch_is_stored_its_rejects_written_and_a_replay_stores_nothing(
     assert write(spark, settings, CONTENT) == [Summary(lines=6, stored=3, known=1, rejected=1, blank=1)]
     assert write(spark, settings, CONTENT) == [Summary(lines=6, stored=0, known=4, rejected=1, blank=1)]
     assert sorted(members(settings)) == ['j{"message":"second","id":"order-1"}', "mfirst", "mthird"]
-    [path] = Path(settings.rejects).iterdir()
+    [path] = Path(settings.rejects).glob("*.jsonl")
     [record] = [json.loads(line) for line in path.read_text().splitlines()]
     assert (record["raw"], record["file"], record["line"], record["reason"]) == (
         '{"message":"no time"}',
@@ -138,4 +138,24 @@ def test_rejects_of_a_file_are_put_in_place_whole(tmp_path: Path) -> None:
     assert [p.name for p in tmp_path.rglob("*.jsonl")] == ["one.jsonl"]
     writer.close()
     assert (tmp_path / "rejects" / "one.jsonl").read_text() == '{"line": 1}\n{"line": 2}\n'
-    assert len(list((tmp_path / "rejects").iterdir())) == 1
+    assert files_in(tmp_path / "rejects") == ["one.jsonl"]
+
+
+def test_what_a_dead_task_has_left_of_the_rejects_of_a_file_is_removed_with_the_next_try(tmp_path: Path) -> None:
+    folder = tmp_path / "rejects"
+    dead = RejectsWriter(folder)
+    dead.write("one", [{"line": 1}])
+    (left,) = (folder / WORK_NAME).iterdir()
+    left.rename(left.with_name("one.4711"))  # as a process of its own would have named it
+    (folder / WORK_NAME / "two.4711").write_text("of another file")
+    again = RejectsWriter(folder)
+    again.write("one", [{"line": 1}])
+    again.close()
+    assert files_in(folder) == ["one.jsonl", "two.4711"]
+    dead.close()  # it was only slow
+    assert files_in(folder) == ["one.jsonl", "two.4711"]
+    assert (folder / "one.jsonl").read_text() == '{"line": 1}\n'
+
+
+def files_in(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.rglob("*") if path.is_file())
