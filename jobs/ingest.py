@@ -32,7 +32,7 @@ from pipeline.ingest.checkpoint import CheckpointKeeper
 from pipeline.ingest.feeds import DirectFeed, Feed, FilesFeed, SocketFeed
 from pipeline.ingest.loop import FenceSweeper, run_once, run_to_the_end, run_until_stopped
 from pipeline.ingest.progress import BatchReporter, WaitingFiles
-from pipeline.ingest.query import bind_checkpoint, open_session, start_query, warm_up
+from pipeline.ingest.query import bind_checkpoint, java_watched, open_session, start_query, warm_up
 from pipeline.ingest.sources import read_direct, read_landing
 from pipeline.ingest.writer import BatchWriter, WriterSettings
 from pipeline.store.checks import check_server, what_stored_means
@@ -123,19 +123,19 @@ def main(arguments: list[str], stop: Stop) -> int:
         bind_checkpoint(checkpoint, feed.source_id, feed.reads)
         with ThreadPoolExecutor(1) as beside:  # started by the main thread, Spark would take SIGINT over
             spark = beside.submit(open_session).result()
-        stack.callback(_stop_spark, spark, stop)
+        stack.callback(_stop_spark, spark)
+        stack.enter_context(java_watched(stop))
         check_master(spark, settings)
         if not stop():
             _run(given.once, settings, redis_settings, client, spark, feed, checkpoint, stop)
     return EXIT_SUCCESS
 
 
-def _stop_spark(spark: SparkSession, stop: Stop) -> None:
+def _stop_spark(spark: SparkSession) -> None:
     try:
         spark.stop()
     except (Py4JError, OSError):
-        if not stop():
-            raise  # otherwise the signal that stops us has ended the JVM too
+        log.debug("Java has ended before", exc_info=True)  # by the signal that stops us, or by what java_watched tells
 
 
 def _run(

@@ -4,9 +4,12 @@ import json
 import logging
 import os
 import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
@@ -26,6 +29,7 @@ PINNED = {
     "spark.sql.streaming.verifyCheckpointDirectoryEmptyOnStart": "false",
 }
 _CAUSE = re.compile(r"^\s*(?:Caused by: )?([\w.$]+(?:Exception|Error): .+)$", re.MULTILINE)
+_WORKER_GONE = "Python worker exited unexpectedly"
 _OWN_ERROR = re.compile(r"pipeline\.core\.errors\.(\w+): (.*)")
 
 
@@ -34,9 +38,43 @@ def open_session() -> SparkSession:
     spark = SparkSession.builder.appName("duetime-ingest").getOrCreate()
     for name, value in PINNED.items():
         spark.conf.set(name, value)
-    # What a batch raises ends the query, whose failure is told; the page that py4j logs besides helps nobody.
-    logging.getLogger("py4j.clientserver").setLevel(logging.CRITICAL)
+    _quieten(spark)
     return spark
+
+
+def _quieten(spark: SparkSession) -> None:
+    """Keep PySpark from showing pages of traces: how a query ends, or Java does, the job tells in one sentence."""
+    logging.getLogger("py4j.clientserver").setLevel(logging.CRITICAL)
+    logging.getLogger().addFilter(_is_not_py4j)
+
+    def note(request: object, client_address: object) -> None:
+        log.debug("Spark's counters are no longer read", exc_info=True)
+
+    spark.sparkContext._accumulatorServer.handle_error = note  # type: ignore[method-assign]  # by default it prints
+
+
+def _is_not_py4j(record: logging.LogRecord) -> bool:
+    return record.module != "java_gateway"  # which logs under nobody's name
+
+
+@contextmanager
+def java_watched(stopping: Callable[[], bool]) -> Iterator[None]:
+    """Tell in one sentence that Java has ended under whatever uses Spark.
+
+    Raises:
+        PipelineError: it has, and no stop was requested, which may come to all processes of the job at once.
+    """
+    try:
+        yield
+    except Py4JJavaError:
+        raise
+    except (Py4JError, ConnectionRefusedError, ConnectionResetError, EOFError) as exc:
+        if not stopping():
+            raise PipelineError(
+                "The Java process in which Spark runs has ended: it was killed, or ran out of memory. "
+                "Start the job again; it goes on where it was."
+            ) from exc
+        log.warning("Spark was stopped first, so the batch in hand is replayed at the next start")
 
 
 def warm_up(spark: SparkSession) -> None:
@@ -106,6 +144,11 @@ def query_failure(exc: Exception) -> PipelineError:
     if own:
         kind, sentence = own[-1]
         return (ConfigError if kind == "ConfigError" else PipelineError)(sentence)
+    if _WORKER_GONE in text:
+        return PipelineError(
+            "A Python worker of Spark has ended in the middle of a batch: it was killed, or ran out of memory. "
+            "Start the job again; it goes on where it was."
+        )
     causes = _CAUSE.findall(text)
     cause = causes[-1] if causes else text.partition("\n")[0]
     return PipelineError(f"The streaming query ended: {cause.strip()}")

@@ -4,11 +4,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from py4j.protocol import Py4JError, Py4JNetworkError
 
 from pipeline.core.errors import ConfigError, PipelineError, StoreUnavailable
 from pipeline.core.ids import encode_token
 from pipeline.ingest.loop import FenceSweeper, raise_failure, run_to_the_end
-from pipeline.ingest.query import bind_checkpoint, query_failure
+from pipeline.ingest.query import bind_checkpoint, java_watched, query_failure
 
 HOUR_MS = 3_600_000
 LANDED_MS = 1_700_000_000_000
@@ -45,12 +46,40 @@ def test_a_checkpoint_elsewhere_is_left_to_its_owner() -> None:
             PipelineError,
             "The streaming query ended: java.io.IOException: not a gzip file",
         ),
+        (
+            "[FOREACH] failed\norg.apache.spark.SparkException: Python worker exited unexpectedly (crashed).\n\tat x",
+            PipelineError,
+            (
+                "A Python worker of Spark has ended in the middle of a batch: it was killed, or ran out of memory. "
+                "Start the job again; it goes on where it was."
+            ),
+        ),
         ("Something else", PipelineError, "The streaming query ended: Something else"),
     ],
 )
 def test_why_a_query_ended_is_one_sentence(text: str, kind: type[Exception], sentence: str) -> None:
     failure = query_failure(Exception(text))
     assert (type(failure), str(failure)) == (kind, sentence)
+
+
+def meet(error: Exception, stopping: bool) -> None:
+    with java_watched(lambda: stopping):
+        raise error
+
+
+@pytest.mark.parametrize(
+    "error",
+    [Py4JNetworkError("Answer from Java side is empty"), Py4JError("o97.isActive"), ConnectionRefusedError(111)],
+)
+def test_that_java_has_ended_is_one_sentence_unless_it_was_to_end(error: Exception) -> None:
+    with pytest.raises(PipelineError, match=r"^The Java process .* has ended.*[Ss]tart the job again"):
+        meet(error, stopping=False)
+    meet(error, stopping=True)
+
+
+def test_what_else_goes_wrong_is_not_taken_for_the_end_of_java() -> None:
+    with pytest.raises(ValueError, match="ours"):
+        meet(ValueError("ours"), stopping=True)
 
 
 class Fences:
