@@ -27,7 +27,7 @@ from pipeline.landing.lines import LINE_BYTES_MAX
 from pipeline.landing.names import WorkName, is_unfinished, kind_of, printable_name, quote_name
 from pipeline.landing.quarantine import Quarantine
 from pipeline.landing.reports import Ignored, LandingReport
-from pipeline.landing.splitter import Split
+from pipeline.landing.splitter import Split, is_begun
 
 log = logging.getLogger(__name__)
 
@@ -239,7 +239,8 @@ class Gatekeeper:
                 return False
             status = os.fstat(descriptor)
             plain = not work.gzipped and status.st_nlink == 1 and status.st_size <= self._segment_bytes
-            if not plain or not self._arrived_by_now(descriptor, status):
+            # What was begun to be written out, in smaller segments perhaps, has landed in part.
+            if not plain or is_begun(self._folder, work) or not self._arrived_by_now(descriptor, status):
                 self._begin_split(work, path)
                 return True
         finally:

@@ -23,6 +23,7 @@ import os
 import zlib
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import BinaryIO
 
 from pipeline.core.clock import Clock
@@ -75,7 +76,7 @@ class Split:
         self._segment_bytes = segment_bytes
         self._line_bytes_max = line_bytes_max
         self._clock = clock
-        self._done_path = folder.join(f"{DONE_PREFIX}{work.token}")
+        self._done_path = _done_path(folder, work)
         self._steps: Iterator[Landed | None] | None = None
         self._progress = Progress(0)
         self.fits_one_segment = False
@@ -241,3 +242,12 @@ class Split:
                 return Progress(**json.load(file))
         except FileNotFoundError:
             return None
+
+
+def is_begun(folder: LandingFolder, work: WorkName) -> bool:
+    """Tell whether segments of a claimed file have landed already."""
+    return Path(_done_path(folder, work)).exists()
+
+
+def _done_path(folder: LandingFolder, work: WorkName) -> str:
+    return folder.join(f"{DONE_PREFIX}{work.token}")

@@ -212,6 +212,19 @@ def test_a_resumed_split_gives_the_names_of_an_undisturbed_one(folders, monkeypa
     assert [token.epoch_ms - tokens[0].epoch_ms for token in tokens] == list(range(len(tokens)))
 
 
+def test_a_split_goes_on_also_when_the_file_would_fit_into_one_segment_now(folders):
+    folders.drop("a.json", NUMBERED)
+    keeper = folders.open(segment_bytes=100, slice_ms=0)
+    keeper.step()
+    keeper.close()
+    read = folders.lines()
+    for path in folders.landed():
+        path.unlink()
+    run_until_idle(folders.open(segment_bytes=1_000_000))
+    assert read and read + folders.lines() == numbered(NUMBERED)
+    assert folders.hidden() == []
+
+
 def test_a_disk_that_fills_while_splitting_loses_nothing(folders, monkeypatch):
     folders.drop("a.json", NUMBERED)
     keeper = folders.open(segment_bytes=100)
