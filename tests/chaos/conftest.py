@@ -18,13 +18,13 @@ def server() -> Iterator[RealServer]:
 
 
 @pytest.fixture
-def open_rig(server: RealServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], Rig]]:
+def open_rig(server: RealServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Rig]]:
     """Open a rig when the test is ready for it; a mutant has to be planted first."""
     monkeypatch.setattr(parsing, "PIECE_BYTES", PIECE_BYTES)
     with ExitStack() as stack:
         stack.callback(server.client().config_set, "maxmemory", 0)
 
-        def open_one() -> Rig:
-            return stack.enter_context(closing(Rig(server, tmp_path)))
+        def open_one(shards: int = 1) -> Rig:
+            return stack.enter_context(closing(Rig(server, tmp_path, shards)))
 
         yield open_one

@@ -251,10 +251,10 @@ def server_full(rig: Rig) -> None:
 def a_key_in_the_way(rig: Rig) -> None:
     """Somebody else's key is where a bucket belongs: the job ends, and what it could not store does not count as stored."""
     client = rig.server.client()
-    client.set(rig.bucket(0), "not ours")
+    client.mset(dict.fromkeys(rig.buckets(0), "not ours"))
     with pytest.raises(StoreProtocolError, match="not ours"):
         rig.write()
-    client.delete(rig.bucket(0))
+    client.delete(*rig.buckets(0))
     rig.write()
     rig.expect_each_once()
 

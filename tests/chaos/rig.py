@@ -5,6 +5,7 @@ import threading
 import uuid
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +15,14 @@ from pyspark.sql import Row
 from pyspark.sql.pandas.types import to_arrow_schema
 
 from pipeline.config import RedisSettings
+from pipeline.core.buckets import BUCKET_WIDTH_MS
 from pipeline.core.clock import SystemClock
 from pipeline.core.errors import StoreProtocolError
 from pipeline.core.messages import decode_member
 from pipeline.ingest.schemas import FILE_ROW
 from pipeline.ingest.writer import BatchWriter, Summary, WriterSettings
 from pipeline.store.connection import connect
-from pipeline.store.keys import Keys
-from pipeline.store.redis_store import RedisStore
+from pipeline.store.shards import ShardedStore, keys_of, open_shards
 from tests.chaos.proxy import WAIT_SEC, Fault, Proxy, naming, reply_with, running
 from tests.servers import RealServer
 
@@ -42,13 +43,13 @@ class Rig:
     Writers write as a batch of one partition does, over files of ``FILES`` by their numbers.
     """
 
-    def __init__(self, server: RealServer, folder: Path) -> None:
+    def __init__(self, server: RealServer, folder: Path, shards: int = 1) -> None:
         self.server = server
         self.delivered: Counter[str] = Counter()
         self.lost_files = 0  # as the writers have found out
-        self._namespace = f"test-{uuid.uuid4().hex}"
+        self._redis = RedisSettings(url=server.url, namespace=f"test-{uuid.uuid4().hex}", shards=shards)
         self._rejects = folder / "rejects"
-        self.proxy = Proxy(server.folder / "s", server.folder / f"p-{self._namespace[-8:]}")
+        self.proxy = Proxy(server.folder / "s", server.folder / f"p-{self._redis.namespace[-8:]}")
         self.stores = running("schedule")  # a transaction
         self.watches = naming("WATCH")  # what a transaction begins with, in a message of its own
         self.reads = naming("MGET")  # of fences: behind WATCH, after a transaction that failed, and at the end
@@ -58,7 +59,7 @@ class Rig:
         self.proxy.close()
 
     def settings(self, transaction_messages: int = TRANSACTION_MESSAGES) -> WriterSettings:
-        redis = RedisSettings(url=self.proxy.url, namespace=self._namespace)
+        redis = replace(self._redis, url=self.proxy.url)
         # Two writers of one process would share the work file of their rejects, which tells tasks apart by process.
         return WriterSettings(redis, SOURCE_ID, str(self._rejects / uuid.uuid4().hex), transaction_messages)
 
@@ -88,8 +89,8 @@ class Rig:
 
     def drain(self) -> None:
         """Deliver and acknowledge everything that is stored now."""
-        client = connect(RedisSettings(url=self.server.url))
-        store = RedisStore(client, Keys(self._namespace))
+        client = connect(self._redis)
+        store = ShardedStore(open_shards(client, self._redis))
         while (claim := store.claim(uuid.uuid4().hex).claim) is not None:
             messages = [decode_member(m.member) for m in claim.messages]
             self.delivered.update(m.message for m in messages)
@@ -98,11 +99,11 @@ class Rig:
 
     def forget_ids(self) -> None:
         """Forget the callers' ids, as the server does a day after delivery."""
-        self.server.client().delete(Keys(self._namespace).ids())
+        self.server.client().delete(*(keys.ids() for keys in keys_of(self._redis)))
 
-    def bucket(self, due_ms: int) -> str:
-        """The key of the messages that are due about then."""
-        return Keys(self._namespace).bucket(due_ms - due_ms % 600_000)
+    def buckets(self, due_ms: int) -> list[str]:
+        """The keys of the messages that are due about then, one a shard."""
+        return [keys.bucket(due_ms - due_ms % BUCKET_WIDTH_MS) for keys in keys_of(self._redis)]
 
     def expect_each_once(self, lost_files: bool = False) -> None:
         """Take out what is left and compare everything that was delivered and counted with everything that was sent.
@@ -113,9 +114,9 @@ class Rig:
         self.drain()
         lost, copies = EXPECTED - self.delivered, self.delivered - EXPECTED
         assert (lost, copies) == (Counter(), Counter())
-        counters = self.server.client().hgetall(Keys(self._namespace).counters())
-        assert int(counters[b"stored"]) == int(counters[b"delivered"]) == EXPECTED.total()
-        assert int(counters[b"rejected"]) == REJECTED
+        counters = ShardedStore(open_shards(self.server.client(), self._redis)).stats().counters
+        assert counters["stored"] == counters["delivered"] == EXPECTED.total()
+        assert counters["rejected"] == REJECTED
         assert (self.lost_files > 0) == lost_files
 
 

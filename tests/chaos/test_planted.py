@@ -59,6 +59,7 @@ class Mutant:
     name: str
     noticed_by: tuple[Check, ...]
     changes: dict[Target, tuple[tuple[str, str], ...]]
+    shards: int = 1
 
 
 MUTANTS = (
@@ -147,6 +148,12 @@ MUTANTS = (
         "callers' ids are not remembered",
         (faults.nothing_happens,),
         {SCRIPT: (("redis.call('ZADD', ids, 'NX', '+inf', caller_id) == 1", "true"),)},
+    ),
+    Mutant(
+        "a caller's id is remembered by the shard of its file",
+        (faults.nothing_happens,),
+        {(writer, "parts_by_shard"): (("= shard_of(caller_id, shards)", "= own"),)},
+        shards=3,
     ),
     Mutant(
         "a transaction that was dropped counts as stored",
@@ -240,8 +247,8 @@ PLANTED = [(mutant, check) for mutant in MUTANTS for check in mutant.noticed_by]
     ("mutant", "check"), PLANTED, ids=[f"{mutant.name}-{check.__name__}" for mutant, check in PLANTED]
 )
 def test_a_planted_fault_is_noticed(
-    mutant: Mutant, check: Check, open_rig: Callable[[], Rig], monkeypatch: pytest.MonkeyPatch
+    mutant: Mutant, check: Check, open_rig: Callable[[int], Rig], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plant(mutant, monkeypatch)
     with pytest.raises((AssertionError, StoreProtocolError, pytest.fail.Exception)):
-        check(open_rig())
+        check(open_rig(mutant.shards))
