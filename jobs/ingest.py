@@ -4,6 +4,7 @@ import argparse
 import logging
 import os
 import sys
+import warnings
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from functools import partial
@@ -132,10 +133,12 @@ def main(arguments: list[str], stop: Stop) -> int:
 
 
 def _stop_spark(spark: SparkSession) -> None:
-    try:
-        spark.stop()
-    except (Py4JError, OSError):
-        log.debug("Java has ended before", exc_info=True)  # by the signal that stops us, or by what java_watched tells
+    # Java may have ended before, by the signal that stops us or by what java_watched tells; PySpark would print it as well.
+    with warnings.catch_warnings(action="ignore"):
+        try:
+            spark.stop()
+        except (Py4JError, OSError):
+            log.debug("Java has ended before", exc_info=True)
 
 
 def _run(
