@@ -44,7 +44,7 @@ def test_rolling_the_checkpoint_while_files_keep_coming_loses_and_doubles_nothin
         drop_until_rolled(second, 1)
         assert second.stop() == 0, second.screen()
         last = checkout.run("jobs/ingest.py", "--once", environ=environ)
-        assert last.end() == 0, last.screen()
+        assert last.end(180) == 0, last.screen()
 
         [told] = checkout.status("--redis", server.url)["ingest"]
         assert (told["reads"], told["rejected"]) == (str(checkout.inbox), 0)
@@ -57,7 +57,7 @@ def test_rolling_the_checkpoint_while_files_keep_coming_loses_and_doubles_nothin
 
         landing = checkout.inbox / ".landing"
         drained = checkout.run("jobs/drain.py", "--until-empty", "--format", "json", environ=environ)
-        assert drained.end() == 0
+        assert drained.end(180) == 0
         seen = Counter(record["message"] for record in drained.records())
         assert seen == Counter(f"{file}/{n}" for file in range(dropped) for n in range(3))
         assert [path.name for path in landing.iterdir() if not path.name.startswith(".")] == []
