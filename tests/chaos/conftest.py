@@ -3,12 +3,22 @@
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 
 from pipeline.ingest import parsing
 from tests.chaos.rig import PIECE_BYTES, Rig
+from tests.e2e.commands import Checkout
 from tests.servers import RealServer, real_server
+
+
+@pytest.fixture
+def checkout() -> Iterator[Checkout]:
+    with TemporaryDirectory(prefix="duetime-chaos-") as folder:
+        made = Checkout(Path(folder).resolve())
+        yield made
+        made.close()
 
 
 @pytest.fixture(scope="module")

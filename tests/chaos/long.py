@@ -1,0 +1,69 @@
+"""Crash the ingest job at random for as long as you like; exits 1 at the first request that is lost or delivered twice.
+
+    python -m tests.chaos.long --minutes 60 --seed 1
+
+A round is a checkout of its own: three crashes at points, of processes and under settings that are drawn at random, then a run to
+the end, and the comparison of all that was delivered with all that was sent. It prints its seed first; ``--seed N --rounds 1``
+runs that round again, though the operating system decides anew where exactly a kill hits.
+"""
+
+import argparse
+import sys
+import time
+import traceback
+from pathlib import Path
+from random import Random
+from tempfile import TemporaryDirectory
+
+from tests.chaos.story import Story, random_crash
+from tests.e2e.commands import Checkout
+from tests.servers import real_server
+
+CRASHES_PER_ROUND = 3
+
+
+def run_round(seed: int) -> int:
+    """Run one round and return how many messages were delivered."""
+    random = Random(seed)
+    with TemporaryDirectory(prefix="duetime-chaos-") as folder, real_server() as server:
+        checkout = Checkout(Path(folder).resolve())
+        story = Story(checkout, server, seed, shards=random.randint(1, 3))
+        story.start_drain()
+        try:
+            for _ in range(CRASHES_PER_ROUND):
+                crash = random_crash(random)
+                print(f"  {crash}", flush=True)
+                story.crash(crash)
+            story.settle(random_crash(random, once=True))
+        finally:
+            story.close()
+            checkout.close()
+        return story.workload.expected.total()
+
+
+def main() -> int:
+    """Run rounds until the time is over."""
+    parser = argparse.ArgumentParser(prog="python -m tests.chaos.long", description="Crash the ingest job at random.")
+    parser.add_argument("--minutes", type=float, default=60, help="begin no round after so many minutes (default: 60)")
+    parser.add_argument("--rounds", type=int, default=sys.maxsize, help="run at most so many rounds")
+    parser.add_argument(
+        "--seed", type=int, default=1, help="seed of the first round; the next has the next (default: 1)"
+    )
+    given = parser.parse_args()
+    end = time.monotonic() + given.minutes * 60
+    for seed in range(given.seed, given.seed + given.rounds):
+        if time.monotonic() >= end:
+            break
+        print(f"seed {seed}", flush=True)
+        try:
+            delivered = run_round(seed)
+        except Exception:
+            traceback.print_exc()
+            print(f"seed {seed} FAILED", flush=True)
+            return 1
+        print(f"seed {seed} ok: {delivered} messages, each once", flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
