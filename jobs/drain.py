@@ -7,6 +7,7 @@ import random
 import secrets
 import socket
 from contextlib import ExitStack
+from dataclasses import replace
 
 from pipeline.cli import (
     EXIT_SUCCESS,
@@ -21,6 +22,7 @@ from pipeline.cli import (
 from pipeline.config import Settings
 from pipeline.core.clock import SystemClock
 from pipeline.drain.loop import DrainLoop
+from pipeline.drain.pace import Pace
 from pipeline.sinks.screen import ScreenSink
 from pipeline.store.checks import check_server
 from pipeline.store.connection import connect
@@ -49,6 +51,7 @@ def parse_arguments(arguments: list[str]) -> tuple[argparse.Namespace, Settings]
     parser.add_argument(
         "--lease", dest="lease_sec", metavar="SECONDS", help="how long a claim is this loop's (default: 30)"
     )
+    parser.add_argument("--max-rate", metavar="N", help="messages a second, at most (default: 0, as fast as it can)")
     until = parser.add_mutually_exclusive_group()
     until.add_argument(
         "--once", dest="until", action="store_const", const="now", help="deliver what is due now, then exit 0"
@@ -62,7 +65,7 @@ def parse_arguments(arguments: list[str]) -> tuple[argparse.Namespace, Settings]
     )
     given = parser.parse_args(arguments)
     set_log_level(given.log_level)
-    return given, settings_from(given, "drain", "sink", "format", "lease_sec")
+    return given, settings_from(given, "drain", "sink", "format", "lease_sec", "max_rate")
 
 
 def main(arguments: list[str], stop: Stop) -> int:
@@ -75,10 +78,12 @@ def main(arguments: list[str], stop: Stop) -> int:
         for warning in check_server(client, redis_settings, clock):
             log.warning("%s", warning)
         check_layout(client, redis_settings, is_writer=False)
+        pace = Pace(settings.drain.max_rate)
+        claims = replace(settings.drain, claim_limit=pace.claim_limit(settings.drain.claim_limit))
         doorbell = Doorbell(client, keys_of(redis_settings))
         stack.callback(doorbell.close)
         loop = DrainLoop(
-            store=ShardedStore(open_shards(client, redis_settings, settings.drain)),
+            store=ShardedStore(open_shards(client, redis_settings, claims)),
             sink=ScreenSink(settings.drain.format, clock),
             clock=clock,
             waiter=_InterruptibleDoorbell(doorbell, stop),
@@ -87,6 +92,7 @@ def main(arguments: list[str], stop: Stop) -> int:
             until=given.until,
             stopping=stop,
             random=random.random,
+            pace=pace,
         )
         announce_ready()
         totals = loop.run()

@@ -84,6 +84,7 @@ class DrainSettings:
     claim_bytes_max: int = 4 * 1024 * 1024
     wait_ms_max: int = 1_000
     id_memory_sec: int = 86_400
+    max_rate: int = 0
 
     def __post_init__(self) -> None:
         if self.sink != "screen":
@@ -94,6 +95,8 @@ class DrainSettings:
             raise ConfigError(f"drain.lease_sec must be 0.1 to 86400, but is {self.lease_sec}.")
         if not 1 <= self.claim_limit <= 5_000:
             raise ConfigError(f"drain.claim_limit must be 1 to 5000, but is {self.claim_limit}.")
+        if self.max_rate < 0:
+            raise ConfigError(f"drain.max_rate must be 0 (no limit) or more, but is {self.max_rate}.")
         _require_positive("drain", self, "claim_bytes_max", "wait_ms_max", "id_memory_sec")
 
 

@@ -7,6 +7,7 @@ from typing import Protocol, TypeVar
 
 from pipeline.core.clock import Clock
 from pipeline.core.errors import StoreUnavailable
+from pipeline.drain.pace import Pace
 from pipeline.drain.tick import Tick, run_tick
 from pipeline.sinks.base import Sink
 from pipeline.store.base import DrainStore
@@ -47,6 +48,8 @@ class DrainLoop:
             flight.
 
         stopping: true once the loop has to end.
+
+        pace: how fast it may deliver; the claims of ``store`` must be small enough for it.
     """
 
     store: DrainStore
@@ -58,6 +61,7 @@ class DrainLoop:
     until: str | None
     stopping: Callable[[], bool]
     random: Callable[[], float]
+    pace: Pace = field(default_factory=Pace)
     totals: Totals = field(default_factory=Totals)
     _passes: int = 0
     _started_ms: int = 0
@@ -71,6 +75,10 @@ class DrainLoop:
         """
         try:
             while not self.stopping():
+                pause_ms = self.pace.pause_ms(self.clock.monotonic_ms())
+                if pause_ms > 0:
+                    self.waiter.wait(pause_ms)
+                    continue  # a newcomer may have ended the wait before
                 tick = self._tick()
                 if self._is_done(tick):
                     break
@@ -86,6 +94,7 @@ class DrainLoop:
         tick = run_tick(self.store, self.sink, self.clock, name, self.stopping, self._patiently)
         self.totals.delivered += tick.delivered - tick.stale
         self.totals.stale += tick.stale
+        self.pace.count(tick.delivered, tick.asked_ms)
         if tick.stale:
             log.warning("%d messages took longer than the lease, so they will be delivered again", tick.stale)
         if tick.first_lease_ms is not None and tick.first_lease_ms <= tick.now_ms:

@@ -27,7 +27,8 @@ class Patience(Protocol):
 class Tick:
     """What one pass did.
 
-    ``next_ms`` is how long nothing can be due, None if nothing is scheduled; ``last_due_ms`` the latest due time delivered.
+    ``next_ms`` is how long nothing can be due, None if nothing is scheduled; ``last_due_ms`` the latest due time delivered;
+    ``asked_ms`` when the claim was asked for, on the monotonic clock.
     """
 
     delivered: int
@@ -36,6 +37,7 @@ class Tick:
     next_ms: int | None
     first_lease_ms: int | None
     last_due_ms: int | None = None
+    asked_ms: float = 0.0
 
 
 def run_tick(
@@ -81,7 +83,8 @@ def run_tick(
     held = _acknowledge(store, claim, deliveries[:delivered], patiently, in_time)
     if held and delivered < len(deliveries):
         patiently(lambda: store.release(claim, delivered))
-    return Tick(delivered, 0 if held else delivered, reply.now_ms, 0, reply.first_lease_ms, deliveries[-1].due_ms)
+    stale = 0 if held else delivered
+    return Tick(delivered, stale, reply.now_ms, 0, reply.first_lease_ms, deliveries[-1].due_ms, asked_ms)
 
 
 def _acknowledge(

@@ -9,6 +9,7 @@ import pytest
 from pipeline.config import DrainSettings
 from pipeline.core.errors import SinkClosed, StoreUnavailable
 from pipeline.drain.loop import DrainLoop
+from pipeline.drain.pace import Pace
 from pipeline.sinks.base import Delivery
 from pipeline.store.base import Claim, ClaimReply
 from pipeline.store.keys import Keys
@@ -70,8 +71,8 @@ class World:
         self.stop = False
         self.on_wait: Callable[[], None] = lambda: None
 
-    def new_store(self) -> RedisStore:
-        settings = DrainSettings(lease_sec=LEASE_MS / 1000, claim_limit=10)
+    def new_store(self, claim_limit: int = 10) -> RedisStore:
+        settings = DrainSettings(lease_sec=LEASE_MS / 1000, claim_limit=claim_limit)
         return RedisStore(self.client, self.keys, settings, Scripts(flags=False), lambda: self.clock.now_ms)
 
     def wait(self, timeout_ms: float) -> None:
@@ -80,7 +81,7 @@ class World:
         self.clock.advance_ms(max(timeout_ms, 1))
         self.on_wait()
 
-    def loop(self, until: str | None = "empty", store: object = None) -> DrainLoop:
+    def loop(self, until: str | None = "empty", store: object = None, max_rate: int = 0) -> DrainLoop:
         return DrainLoop(
             store=store or self.store,  # type: ignore[arg-type]
             sink=self.sink,
@@ -91,6 +92,7 @@ class World:
             until=until,
             stopping=lambda: self.stop,
             random=lambda: 0.0,
+            pace=Pace(max_rate),
         )
 
     def texts(self) -> list[str]:
@@ -304,6 +306,77 @@ def test_an_acknowledgement_that_failed_is_made_again(world: World, fault: str) 
     totals = world.loop(store=Flaky(world.store, {"ack": [fault, fault]})).run()
     assert world.texts() == ["message 1", "message 2"]
     assert (totals.delivered, world.store.stats().counters["delivered"]) == (2, 2)
+
+
+def test_a_flood_comes_at_the_rate_in_small_bursts(world: World) -> None:
+    world.store.schedule("s", transaction(*((line, START_MS) for line in range(1, 401))))
+    world.loop(max_rate=200).run()  # the store's claims are of 10
+    came_ms = [at_ms - START_MS for at_ms, *_ in world.sink.seen]
+    assert world.texts() == [f"message {line}" for line in range(1, 401)]
+    assert came_ms[:41] == [0] * 20 + [50] * 10 + [100] * 10 + [150]
+    assert came_ms[-1] == 1_900  # 400 messages at 200 a second, the first 20 at once
+
+
+def test_a_wait_for_the_rate_holds_no_claim(world: World) -> None:
+    world.store.schedule("s", transaction(*((line, START_MS) for line in range(1, 101))))
+    in_flight = []
+    world.on_wait = lambda: in_flight.append(world.store.stats().in_flight)
+    world.loop(max_rate=200).run()
+    assert in_flight == [0] * 9  # the last before it sees that nothing is left
+
+
+def test_a_load_below_the_rate_is_not_delayed(world: World) -> None:
+    dues = [START_MS + 100 * n + n % 2 for n in range(50) for _ in range(19)]  # 19 at once, 190 a second
+    world.store.schedule("s", transaction(*enumerate(dues, start=1)))
+    world.loop(max_rate=200).run()
+    assert [at_ms for at_ms, *_ in world.sink.seen] == dues
+
+
+def test_a_slow_sink_is_not_made_slower(world: World) -> None:
+    world.store.schedule("s", transaction(*((line, START_MS) for line in range(1, 11))))
+    world.sink.on_deliver = lambda: world.clock.advance_ms(300)
+    world.loop(max_rate=4, store=world.new_store(claim_limit=Pace(4).claim_limit(10))).run()
+    assert world.waits == []
+
+
+def test_a_rate_below_one_burst_goes_message_by_message(world: World) -> None:
+    world.store.schedule("s", transaction((1, START_MS), (2, START_MS), (3, START_MS)))
+    one_by_one = world.new_store(claim_limit=Pace(4).claim_limit(10))
+    world.loop(max_rate=4, store=one_by_one).run()
+    assert [at_ms - START_MS for at_ms, *_ in world.sink.seen] == [0, 250, 500]
+
+
+def test_a_ring_does_not_end_the_wait_for_the_rate(world: World) -> None:
+    world.store.schedule("s", transaction(*((line, START_MS) for line in range(1, 31))))
+    loop = world.loop(max_rate=200)
+    waits = []
+
+    class Ringing:
+        def wait(self, timeout_ms: float) -> None:
+            waits.append(timeout_ms)
+            world.clock.advance_ms(min(timeout_ms, 20))
+
+    loop.waiter = Ringing()
+    loop.run()
+    assert waits == [50, 30, 10] * 2  # after 20 and after 30
+    assert len(world.sink.seen) == 30
+
+
+def test_a_stop_ends_the_wait_for_the_rate(world: World) -> None:
+    world.store.schedule("s", transaction(*((line, START_MS) for line in range(1, 101))))
+
+    def stop() -> None:
+        world.stop = True
+
+    world.on_wait = stop
+    world.loop(max_rate=200).run()
+    stats = world.store.stats()
+    assert (len(world.sink.seen), stats.scheduled, stats.in_flight) == (20, 80, 0)
+
+
+@pytest.mark.parametrize(("max_rate", "limit"), [(0, 500), (1, 1), (39, 1), (40, 2), (1_000, 50), (100_000, 500)])
+def test_a_claim_takes_a_twentieth_of_the_rate(max_rate: int, limit: int) -> None:
+    assert Pace(max_rate).claim_limit(500) == limit
 
 
 def test_a_member_in_a_foreign_format_is_delivered_as_it_stands(world: World) -> None:
