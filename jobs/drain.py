@@ -23,6 +23,7 @@ from pipeline.config import Settings
 from pipeline.core.clock import SystemClock
 from pipeline.drain.loop import DrainLoop
 from pipeline.drain.pace import Pace
+from pipeline.drain.totals import Totals
 from pipeline.sinks.screen import ScreenSink
 from pipeline.store.checks import check_server
 from pipeline.store.connection import connect
@@ -93,6 +94,7 @@ def main(arguments: list[str], stop: Stop) -> int:
             stopping=stop,
             random=random.random,
             pace=pace,
+            totals=Totals(topics_max=settings.drain.topics_max),
         )
         announce_ready()
         totals = loop.run()

@@ -85,6 +85,7 @@ class DrainSettings:
     wait_ms_max: int = 1_000
     id_memory_sec: int = 86_400
     max_rate: int = 0
+    topics_max: int = 100
 
     def __post_init__(self) -> None:
         if self.sink != "screen":
@@ -97,6 +98,8 @@ class DrainSettings:
             raise ConfigError(f"drain.claim_limit must be 1 to 5000, but is {self.claim_limit}.")
         if self.max_rate < 0:
             raise ConfigError(f"drain.max_rate must be 0 (no limit) or more, but is {self.max_rate}.")
+        if not 1 <= self.topics_max <= 1_000:
+            raise ConfigError(f"drain.topics_max must be 1 to 1000, but is {self.topics_max}.")
         _require_positive("drain", self, "claim_bytes_max", "wait_ms_max", "id_memory_sec")
 
 

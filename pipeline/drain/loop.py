@@ -6,9 +6,10 @@ from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
 from pipeline.core.clock import Clock
-from pipeline.core.errors import StoreUnavailable
+from pipeline.core.errors import SinkClosed, StoreProtocolError, StoreUnavailable
 from pipeline.drain.pace import Pace
 from pipeline.drain.tick import Tick, run_tick
+from pipeline.drain.totals import Totals
 from pipeline.sinks.base import Sink
 from pipeline.store.base import DrainStore
 from pipeline.store.patience import call_patiently
@@ -24,15 +25,6 @@ class Waiter(Protocol):
     def wait(self, timeout_ms: float) -> None:
         """Return after ``timeout_ms``, or before: when a message was scheduled that is due earlier, or on a stop."""
         ...
-
-
-@dataclass(slots=True)
-class Totals:
-    """What a run of the loop did, in messages."""
-
-    delivered: int = 0
-    stale: int = 0
-    reclaimed: int = 0
 
 
 @dataclass(slots=True)
@@ -86,6 +78,9 @@ class DrainLoop:
                     self.waiter.wait(self._idle_ms(tick))
         except StoreUnavailable as exc:
             log.warning("stopped while Redis does not answer, so what was in hand comes again after its lease: %s", exc)
+        except (SinkClosed, StoreProtocolError) as exc:
+            self.totals.count_error(exc)
+            raise
         return self.totals
 
     def _tick(self) -> Tick:
@@ -94,6 +89,10 @@ class DrainLoop:
         tick = run_tick(self.store, self.sink, self.clock, name, self.stopping, self._patiently)
         self.totals.delivered += tick.delivered - tick.stale
         self.totals.stale += tick.stale
+        self.totals.claimed += tick.claimed
+        self.totals.repeated += sum(delivery.attempt > 1 for delivery in tick.handed)
+        if not tick.stale:  # what is stale will be delivered, and then counted
+            self.totals.count_lateness(tick.handed, tick.handed_ms)
         self.pace.count(tick.delivered, tick.asked_ms)
         if tick.stale:
             log.warning("%d messages took longer than the lease, so they will be delivered again", tick.stale)
@@ -121,4 +120,11 @@ class DrainLoop:
         return max(idle_ms, 0.0)
 
     def _patiently(self, call: Callable[[], T]) -> T:
-        return call_patiently(call, self.waiter.wait, self.clock, self.random, self.stopping)
+        def counted() -> T:
+            try:
+                return call()
+            except StoreUnavailable as exc:
+                self.totals.count_error(exc)
+                raise
+
+        return call_patiently(counted, self.waiter.wait, self.clock, self.random, self.stopping)

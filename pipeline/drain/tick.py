@@ -28,7 +28,8 @@ class Tick:
     """What one pass did.
 
     ``next_ms`` is how long nothing can be due, None if nothing is scheduled; ``last_due_ms`` the latest due time delivered;
-    ``asked_ms`` when the claim was asked for, on the monotonic clock.
+    ``asked_ms`` when the claim was asked for, on the monotonic clock. ``handed`` is what the sink took, and ``handed_ms`` when it
+    had all of it, on the clock of this machine.
     """
 
     delivered: int
@@ -38,6 +39,9 @@ class Tick:
     first_lease_ms: int | None
     last_due_ms: int | None = None
     asked_ms: float = 0.0
+    claimed: int = 0
+    handed: Sequence[Delivery] = ()
+    handed_ms: int = 0
 
 
 def run_tick(
@@ -80,11 +84,22 @@ def run_tick(
     except SinkClosed as exc:
         _give_back(store, claim, min(exc.begun, len(deliveries)))
         raise
+    handed_ms = clock.wall_ms()
     held = _acknowledge(store, claim, deliveries[:delivered], patiently, in_time)
     if held and delivered < len(deliveries):
         patiently(lambda: store.release(claim, delivered))
-    stale = 0 if held else delivered
-    return Tick(delivered, stale, reply.now_ms, 0, reply.first_lease_ms, deliveries[-1].due_ms, asked_ms)
+    return Tick(
+        delivered=delivered,
+        stale=0 if held else delivered,
+        now_ms=reply.now_ms,
+        next_ms=0,
+        first_lease_ms=reply.first_lease_ms,
+        last_due_ms=deliveries[-1].due_ms,
+        asked_ms=asked_ms,
+        claimed=len(deliveries),
+        handed=deliveries[:delivered],
+        handed_ms=handed_ms,
+    )
 
 
 def _acknowledge(

@@ -206,10 +206,11 @@ def test_a_stop_does_not_wait_for_a_sink_that_is_blocked_and_gives_the_rest_back
         world.stop = world.sink.blocked = len(world.sink.seen) == 2
 
     world.sink.on_deliver = block_at_the_third
-    world.loop().run()
+    totals = world.loop().run()
     stats = world.store.stats()
     assert (world.texts(), stats.scheduled, stats.in_flight) == (["message 1", "message 2"], 3, 0)
     assert [m.attempt for m in world.new_store().claim("other:0").claim.messages] == [1, 1, 1]  # type: ignore[union-attr]
+    assert (totals.claimed, totals.delivered, totals.lateness().total()) == (5, 2, 2)
 
 
 def test_a_closed_sink_gives_everything_of_the_claim_back(world: World) -> None:
@@ -219,10 +220,12 @@ def test_a_closed_sink_gives_everything_of_the_claim_back(world: World) -> None:
         raise SinkClosed("Nobody reads.", 1)
 
     world.sink.on_deliver = close
+    loop = world.loop()
     with pytest.raises(SinkClosed):
-        world.loop().run()
+        loop.run()
     stats = world.store.stats()
     assert (stats.scheduled, stats.in_flight) == (2, 0)
+    assert loop.totals.errors == {"SinkClosed": 1}
 
 
 def test_nothing_is_begun_after_the_lease(world: World) -> None:
@@ -249,7 +252,8 @@ def test_a_delivery_that_took_longer_than_the_lease_is_stale(world: World) -> No
     world.sink.__class__ = Slow
     totals = world.loop().run()
     assert [(text, attempt) for _, text, attempt in seen] == [("message 1", 1), ("message 1", 2)]
-    assert (totals.delivered, totals.stale, totals.reclaimed) == (1, 1, 1)
+    assert (totals.claimed, totals.delivered, totals.stale, totals.reclaimed) == (2, 1, 1, 1)
+    assert (totals.repeated, totals.topics["default"].total()) == (1, 1)
 
 
 def test_once_ends_although_more_keeps_coming(world: World) -> None:
@@ -306,6 +310,14 @@ def test_an_acknowledgement_that_failed_is_made_again(world: World, fault: str) 
     totals = world.loop(store=Flaky(world.store, {"ack": [fault, fault]})).run()
     assert world.texts() == ["message 1", "message 2"]
     assert (totals.delivered, world.store.stats().counters["delivered"]) == (2, 2)
+
+
+@pytest.mark.parametrize("verb", ["claim", "ack"])
+def test_calls_that_fail_are_counted_by_what_caused_them(world: World, verb: str) -> None:
+    world.store.schedule("s", transaction((1, START_MS)))
+    totals = world.loop(store=Flaky(world.store, {verb: ["before", "after"]})).run()
+    assert totals.errors == {"StoreUnavailable": 2}
+    assert (totals.claimed, totals.delivered, totals.topics["default"].total()) == (1, 1, 1)
 
 
 def test_a_flood_comes_at_the_rate_in_small_bursts(world: World) -> None:

@@ -90,7 +90,7 @@ PLANTED = [
     Planted(
         "it gives up when the server does not answer",
         loop,
-        "return call_patiently(call, self.waiter.wait, self.clock, self.random, self.stopping)",
+        "return call_patiently(counted, self.waiter.wait, self.clock, self.random, self.stopping)",
         "return call()",
     ),
     Planted("it does not stop", loop, "while not self.stopping():", "while True:"),

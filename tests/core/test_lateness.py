@@ -1,0 +1,60 @@
+"""The histogram of lateness, against the plain list that it stands for."""
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipeline.core.lateness import BOUNDS_MS, Lateness, add_up
+
+
+def counted(*lateness_ms: int) -> Lateness:
+    histogram = Lateness()
+    for ms in lateness_ms:
+        histogram.add(ms)
+    return histogram
+
+
+def test_a_bound_belongs_to_what_is_below_it() -> None:
+    histogram = counted(0, 1, 2, 3, 4, 5, 6)
+    assert histogram.counts[:5] == [2, 1, 1, 2, 1]
+    assert (histogram.total(), histogram.sum_ms, histogram.max_ms) == (7, 21, 6)
+
+
+def test_many_at_once_are_as_many_one_by_one() -> None:
+    histogram = counted(7)
+    histogram.add(4, 3)
+    assert histogram == counted(4, 4, 4, 7)
+
+
+def test_what_is_later_than_all_bounds_is_counted_last() -> None:
+    histogram = counted(BOUNDS_MS[-1], BOUNDS_MS[-1] + 1)
+    assert histogram.counts[-2:] == [1, 1]
+    assert histogram.within_ms(1) == BOUNDS_MS[-1] + 1
+
+
+def test_what_seems_early_was_not_late() -> None:
+    assert counted(-5) == counted(0)
+
+
+def test_nothing_is_not_late() -> None:
+    assert (Lateness().total(), Lateness().within_ms(0.99), add_up([])) == (0, 0, Lateness())
+
+
+@pytest.mark.parametrize(("share", "within_ms"), [(0.5, 1), (0.98, 1), (0.985, 5), (0.99, 5), (1, 7)])
+def test_a_share_is_within_a_bound_or_the_maximum(share: float, within_ms: int) -> None:
+    assert counted(*[1] * 98, 4, 7).within_ms(share) == within_ms
+
+
+@given(st.lists(st.integers(0, 10**9), min_size=1), st.floats(0.01, 1))
+def test_a_share_is_never_told_too_early(lateness_ms: list[int], share: float) -> None:
+    told_ms = counted(*lateness_ms).within_ms(share)
+    assert sum(ms <= told_ms for ms in lateness_ms) >= share * len(lateness_ms)
+    true_ms = sorted(lateness_ms)[math.ceil(share * len(lateness_ms)) - 1]
+    assert true_ms <= told_ms <= max(lateness_ms)
+
+
+@given(st.lists(st.lists(st.integers(0, 10**9))))
+def test_parts_add_up_to_the_whole(parts: list[list[int]]) -> None:
+    assert add_up(counted(*part) for part in parts) == counted(*(ms for part in parts for ms in part))
