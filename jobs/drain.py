@@ -8,6 +8,7 @@ import secrets
 import socket
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 
 from pipeline.cli import (
     EXIT_SUCCESS,
@@ -23,12 +24,16 @@ from pipeline.config import Settings
 from pipeline.core.clock import SystemClock
 from pipeline.drain.loop import DrainLoop
 from pipeline.drain.pace import Pace
+from pipeline.drain.share import Share
 from pipeline.drain.totals import Totals
 from pipeline.sinks.screen import ScreenSink
 from pipeline.store.checks import check_server
 from pipeline.store.connection import connect
 from pipeline.store.doorbell import Doorbell
+from pipeline.store.drains import write_drain
 from pipeline.store.shards import ShardedStore, check_layout, keys_of, open_shards
+
+ASIDE_TIMEOUT_MS = 500  # what is done beside the deliveries gives up soon when the server does not answer
 
 log = logging.getLogger(__name__)
 
@@ -79,6 +84,14 @@ def main(arguments: list[str], stop: Stop) -> int:
         for warning in check_server(client, redis_settings, clock):
             log.warning("%s", warning)
         check_layout(client, redis_settings, is_writer=False)
+        # A client of its own, so that a connection that stalls here holds up no claim.
+        aside_client = connect(
+            replace(redis_settings, connect_timeout_ms=ASIDE_TIMEOUT_MS, reply_timeout_ms=ASIDE_TIMEOUT_MS)
+        )
+        loop_id = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(6)}"
+        totals = Totals(topics_max=settings.drain.topics_max)
+        share = Share(partial(write_drain, aside_client, keys_of(redis_settings)[0]), totals, clock, loop_id)
+        stack.callback(share.tell)
         pace = Pace(settings.drain.max_rate)
         claims = replace(settings.drain, claim_limit=pace.claim_limit(settings.drain.claim_limit))
         doorbell = Doorbell(client, keys_of(redis_settings))
@@ -88,16 +101,17 @@ def main(arguments: list[str], stop: Stop) -> int:
             sink=ScreenSink(settings.drain.format, clock),
             clock=clock,
             waiter=_InterruptibleDoorbell(doorbell, stop),
-            loop_id=f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(6)}",
+            loop_id=loop_id,
             wait_ms_max=settings.drain.wait_ms_max,
             until=given.until,
             stopping=stop,
             random=random.random,
             pace=pace,
-            totals=Totals(topics_max=settings.drain.topics_max),
+            totals=totals,
+            asides=[share],
         )
         announce_ready()
-        totals = loop.run()
+        loop.run()
     log.info("delivered %d messages", totals.delivered)
     return EXIT_SUCCESS
 

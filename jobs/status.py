@@ -2,19 +2,24 @@
 
 import json
 import logging
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
 
 from pipeline.cli import EXIT_SUCCESS, Stop, new_parser, reachable_redis, run_main, set_log_level, settings_from
 from pipeline.core.clock import SystemClock
-from pipeline.sinks.screen import utc_text
+from pipeline.core.lateness import Lateness, add_up, span_text
+from pipeline.sinks.screen import utc_text, visible
 from pipeline.store.base import Stats
 from pipeline.store.checks import check_server
 from pipeline.store.connection import connect
+from pipeline.store.drains import DrainProgress, add_up_drains, read_drains
 from pipeline.store.ingests import IngestProgress, read_progress
 from pipeline.store.shards import ShardedStore, check_layout, keys_of, open_shards
 
 COUNTERS = ("delivered", "rejected", "dead", "stored", "known", "reclaimed", "stale_acks")
+LOOP_COUNTERS = ("delivered", "claimed", "stale", "repeated", "reclaimed")
+TOPICS_SHOWN = 10
 
 
 def main(arguments: list[str], stop: Stop) -> int:
@@ -34,10 +39,13 @@ def main(arguments: list[str], stop: Stop) -> int:
         check_layout(client, redis_settings, is_writer=False)
         stats = ShardedStore(open_shards(client, redis_settings)).stats()
         ingests = read_progress(client, keys_of(redis_settings)[0])
+        drains = read_drains(client, keys_of(redis_settings)[0])
     if given.format == "json":
-        print(json.dumps({**as_record(stats), "ingest": [asdict(progress) for progress in ingests]}))
+        jobs = {"ingest": [asdict(progress) for progress in ingests], "drain": drain_record(drains)}
+        print(json.dumps({**as_record(stats), **jobs}))
     else:
-        print("\n".join([as_text(stats), *(ingest_text(progress, stats.now_ms) for progress in ingests)]))
+        told = [drain_text(drains, stats.now_ms)] if drains else []
+        print("\n".join([as_text(stats), *told, *(ingest_text(progress, stats.now_ms) for progress in ingests)]))
     return EXIT_SUCCESS
 
 
@@ -87,6 +95,49 @@ def ingest_text(progress: IngestProgress, now_ms: int) -> str:
     spent = ", ".join(f"{name} {ms:,}" for name, ms in phases)
     since = f"ingest of {progress.reads}, since {utc_text(progress.started_ms)} UTC"
     return f"\n{since}\n  {totals}\n  {last}\n  of that {spent} ms"
+
+
+def drain_record(drains: Sequence[DrainProgress]) -> dict[str, object]:
+    """Return what the drain loops of the last hour did, each since it started, added up; times are epoch ms UTC."""
+    whole = add_up_drains(drains)
+    return {
+        "loops": len(drains),
+        "seen_ms": whole.seen_ms if drains else None,
+        **{name: getattr(whole, name) for name in LOOP_COUNTERS},
+        "errors": whole.errors,
+        "lateness": lateness_record(add_up(whole.topics.values())),
+        "topics": {topic: lateness_record(lateness) for topic, lateness in sorted(whole.topics.items())},
+    }
+
+
+def lateness_record(lateness: Lateness) -> dict[str, int]:
+    """Return how late how many messages came."""
+    return {
+        "delivered": lateness.total(),
+        "p50_ms": lateness.within_ms(0.5),
+        "p99_ms": lateness.within_ms(0.99),
+        "max_ms": lateness.max_ms,
+    }
+
+
+def drain_text(drains: Sequence[DrainProgress], now_ms: int) -> str:
+    """Return the same for eyes, with the topics of which most was delivered; ``now_ms`` is the server's clock."""
+    whole = add_up_drains(drains)
+    loops = "1 loop" if len(drains) == 1 else f"{len(drains):,} loops"
+    most = sorted(whole.topics.items(), key=lambda named: (-named[1].total(), named[0]))
+    lines = [
+        f"\ndrain: {loops} in the last hour, seen {span_text(max(0, now_ms - whole.seen_ms))} ago",
+        "  " + ", ".join(f"{getattr(whole, name):,} {name}" for name in LOOP_COUNTERS),
+    ]
+    if whole.topics:
+        lines.append(f"  lateness {add_up(whole.topics.values())}")
+    lines += [f"  topic {visible(topic)}: {late.total():,} delivered, {late}" for topic, late in most[:TOPICS_SHOWN]]
+    if len(most) > TOPICS_SHOWN:
+        lines.append(f"  and {len(most) - TOPICS_SHOWN:,} more topics, which --format json shows")
+    if whole.errors:
+        counted = sorted(whole.errors.items(), key=lambda error: -error[1])
+        lines.append("  failed calls: " + ", ".join(f"{count:,} {kind}" for kind, count in counted))
+    return "\n".join(lines)
 
 
 SHOWN = ("scheduled", "in_flight", *COUNTERS)

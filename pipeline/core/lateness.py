@@ -43,6 +43,10 @@ class Lateness:
                 return min(bound_ms, self.max_ms)
         return self.max_ms
 
+    def __str__(self) -> str:
+        p50, p99, most = (span_text(ms) for ms in (self.within_ms(0.5), self.within_ms(0.99), self.max_ms))
+        return f"p50 {p50}, p99 {p99}, max {most}"
+
 
 def add_up(parts: Iterable[Lateness]) -> Lateness:
     """Return one histogram of all the messages that are counted in ``parts``."""
@@ -52,3 +56,17 @@ def add_up(parts: Iterable[Lateness]) -> Lateness:
         whole.sum_ms += part.sum_ms
         whole.max_ms = max(whole.max_ms, part.max_ms)
     return whole
+
+
+def span_text(ms: float) -> str:
+    """Return a time for eyes, in the unit that suits it: ``4 ms``, ``4.2 s``, ``4 min 12 s``, ``4 h 12 min``, ``4 d 12 h``."""
+    seconds, minutes, hours = int(ms) // 1_000, int(ms) // 60_000, int(ms) // 3_600_000
+    if seconds == 0:
+        return f"{int(ms)} ms"
+    if minutes == 0:
+        return f"{int(ms) // 100 / 10} s"
+    if hours == 0:
+        return f"{minutes} min {seconds % 60} s"
+    if hours < 24:
+        return f"{hours} h {minutes % 60} min"
+    return f"{hours // 24:,} d {hours % 24} h"

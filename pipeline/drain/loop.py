@@ -1,7 +1,7 @@
 """The drain loop: ticks, and exact waits between them."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
@@ -27,6 +27,20 @@ class Waiter(Protocol):
         ...
 
 
+class Aside(Protocol):
+    """Something that is done beside the deliveries: quickly, and without raising."""
+
+    def __call__(self, free_ms: float, next_ms: float | None) -> None:
+        """Do it, or leave it for later.
+
+        Args:
+            free_ms: the loop is about to wait so long; 0 between two claims.
+
+            next_ms: how long nothing can be due, None if nothing is scheduled.
+        """
+        ...
+
+
 @dataclass(slots=True)
 class DrainLoop:
     """Delivers what is due until it is told to stop.
@@ -40,6 +54,8 @@ class DrainLoop:
             flight.
 
         stopping: true once the loop has to end.
+
+        asides: called after each pass, when nothing is in hand.
 
         pace: how fast it may deliver; the claims of ``store`` must be small enough for it.
     """
@@ -55,6 +71,7 @@ class DrainLoop:
     random: Callable[[], float]
     pace: Pace = field(default_factory=Pace)
     totals: Totals = field(default_factory=Totals)
+    asides: Sequence[Aside] = ()
     _passes: int = 0
     _started_ms: int = 0
 
@@ -69,13 +86,15 @@ class DrainLoop:
             while not self.stopping():
                 pause_ms = self.pace.pause_ms(self.clock.monotonic_ms())
                 if pause_ms > 0:
-                    self.waiter.wait(pause_ms)
+                    self._rest(pause_ms, 0.0)
                     continue  # a newcomer may have ended the wait before
                 tick = self._tick()
                 if self._is_done(tick):
                     break
                 if tick.next_ms != 0:
-                    self.waiter.wait(self._idle_ms(tick))
+                    self._rest(self._idle_ms(tick), tick.next_ms)
+                else:
+                    self._do_asides(0.0, 0.0)
         except StoreUnavailable as exc:
             log.warning("stopped while Redis does not answer, so what was in hand comes again after its lease: %s", exc)
         except (SinkClosed, StoreProtocolError) as exc:
@@ -118,6 +137,15 @@ class DrainLoop:
         if tick.first_lease_ms is not None:
             idle_ms = min(idle_ms, tick.first_lease_ms - tick.now_ms)
         return max(idle_ms, 0.0)
+
+    def _rest(self, free_ms: float, next_ms: float | None) -> None:
+        started_ms = self.clock.monotonic_ms()
+        self._do_asides(free_ms, next_ms)
+        self.waiter.wait(max(0.0, free_ms - (self.clock.monotonic_ms() - started_ms)))
+
+    def _do_asides(self, free_ms: float, next_ms: float | None) -> None:
+        for aside in self.asides:
+            aside(free_ms, next_ms)
 
     def _patiently(self, call: Callable[[], T]) -> T:
         def counted() -> T:

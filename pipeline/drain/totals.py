@@ -51,6 +51,10 @@ class Totals:
         """Return how late the messages of all topics came."""
         return add_up(self.topics.values())
 
+    def numbers(self) -> tuple[int, ...]:
+        """Return numbers of which one differs after anything was counted."""
+        return self.claimed, self.delivered, self.stale, self.repeated, self.reclaimed, sum(self.errors.values())
+
     def _topic(self, topic: str) -> Lateness:
         fits = len(topic) <= TOPIC_LENGTH_MAX and len(self.topics) < self.topics_max
         return self.topics.setdefault(topic if fits else OTHER_TOPICS, Lateness())

@@ -57,6 +57,14 @@ class Keys:
         """ZSET: source id -> epoch ms of its last batch, of every source that has such a hash."""
         return self._key("ingests")
 
+    def drain(self, loop_id: str) -> str:
+        """HASH: what a drain loop has done since it started; it expires."""
+        return self._key(f"drain:{loop_id}")
+
+    def drains(self) -> str:
+        """ZSET: loop id -> epoch ms of its last word, of every loop that has such a hash."""
+        return self._key("drains")
+
     def counters(self) -> str:
         """HASH: stored known rejected delivered reclaimed stale_acks dead -> how many ever."""
         return self._key("counters")

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.core.lateness import BOUNDS_MS, Lateness, add_up
+from pipeline.core.lateness import BOUNDS_MS, Lateness, add_up, span_text
 
 
 def counted(*lateness_ms: int) -> Lateness:
@@ -58,3 +58,26 @@ def test_a_share_is_never_told_too_early(lateness_ms: list[int], share: float) -
 @given(st.lists(st.lists(st.integers(0, 10**9))))
 def test_parts_add_up_to_the_whole(parts: list[list[int]]) -> None:
     assert add_up(counted(*part) for part in parts) == counted(*(ms for part in parts for ms in part))
+
+
+@pytest.mark.parametrize(
+    ("ms", "text"),
+    [
+        (0, "0 ms"),
+        (999.9, "999 ms"),
+        (1_000, "1.0 s"),
+        (59_999, "59.9 s"),
+        (60_000, "1 min 0 s"),
+        (3_599_999, "59 min 59 s"),
+        (3_600_000, "1 h 0 min"),
+        (86_399_999, "23 h 59 min"),
+        (86_400_000, "1 d 0 h"),
+        (31_622_400_000, "366 d 0 h"),
+    ],
+)
+def test_a_time_is_told_in_the_unit_that_suits_it(ms: float, text: str) -> None:
+    assert span_text(ms) == text
+
+
+def test_a_histogram_tells_itself_in_three_numbers() -> None:
+    assert str(counted(*[1] * 60, *[4] * 40)) == "p50 1 ms, p99 4 ms, max 4 ms"

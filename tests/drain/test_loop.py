@@ -8,7 +8,7 @@ import pytest
 
 from pipeline.config import DrainSettings
 from pipeline.core.errors import SinkClosed, StoreUnavailable
-from pipeline.drain.loop import DrainLoop
+from pipeline.drain.loop import Aside, DrainLoop
 from pipeline.drain.pace import Pace
 from pipeline.sinks.base import Delivery
 from pipeline.store.base import Claim, ClaimReply
@@ -81,7 +81,9 @@ class World:
         self.clock.advance_ms(max(timeout_ms, 1))
         self.on_wait()
 
-    def loop(self, until: str | None = "empty", store: object = None, max_rate: int = 0) -> DrainLoop:
+    def loop(
+        self, until: str | None = "empty", store: object = None, max_rate: int = 0, asides: Sequence[Aside] = ()
+    ) -> DrainLoop:
         return DrainLoop(
             store=store or self.store,  # type: ignore[arg-type]
             sink=self.sink,
@@ -93,6 +95,7 @@ class World:
             stopping=lambda: self.stop,
             random=lambda: 0.0,
             pace=Pace(max_rate),
+            asides=asides,
         )
 
     def texts(self) -> list[str]:
@@ -318,6 +321,30 @@ def test_calls_that_fail_are_counted_by_what_caused_them(world: World, verb: str
     totals = world.loop(store=Flaky(world.store, {verb: ["before", "after"]})).run()
     assert totals.errors == {"StoreUnavailable": 2}
     assert (totals.claimed, totals.delivered, totals.topics["default"].total()) == (1, 1, 1)
+
+
+def test_asides_are_done_when_nothing_is_in_hand(world: World) -> None:
+    world.store.schedule("s", transaction((1, START_MS), (2, START_MS + 300)))
+    told = []
+
+    def aside(free_ms: float, next_ms: float | None) -> None:
+        assert world.store.stats().in_flight == 0
+        told.append((world.clock.now_ms - START_MS, free_ms, next_ms))
+
+    world.loop(asides=[aside]).run()
+    assert told == [(0, 0, 0), (0, 300, 300), (300, 0, 0)]
+
+
+def test_what_an_aside_takes_is_not_waited_for_again(world: World) -> None:
+    world.store.schedule("s", transaction((1, START_MS + 300)))
+    world.loop(asides=[lambda free_ms, next_ms: world.clock.advance_ms(20)]).run()
+    assert world.waits == [280]
+
+
+def test_an_aside_that_takes_too_long_is_not_waited_after(world: World) -> None:
+    world.store.schedule("s", transaction((1, START_MS + 300)))
+    world.loop(asides=[lambda free_ms, next_ms: world.clock.advance_ms(301)]).run()
+    assert world.waits == [0]
 
 
 def test_a_flood_comes_at_the_rate_in_small_bursts(world: World) -> None:

@@ -1,0 +1,59 @@
+"""``jobs/drain.py`` as a process, on a server of its own, and what ``jobs/status.py`` tells of it."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from pipeline.config import ROOT
+from pipeline.store.keys import Keys
+from pipeline.store.redis_store import RedisStore
+from tests.servers import RealServer, real_server
+from tests.store.builders import transaction
+
+DUE_MS = 1_700_000_000_000  # long over
+
+
+@pytest.fixture
+def server() -> Iterator[RealServer]:
+    with real_server() as running:
+        yield running
+
+
+def run(server: RealServer, job: str, *options: str) -> "subprocess.CompletedProcess[str]":
+    command = [sys.executable, "-P", str(ROOT / "jobs" / f"{job}.py"), "--redis", server.url, *options]
+    environ = {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT)}
+    return subprocess.run(command, env=environ, capture_output=True, text=True, timeout=60, check=False)
+
+
+def schedule(server: RealServer, *dues: int) -> None:
+    with server.client() as client:
+        RedisStore(client, Keys("duetime")).schedule("s", transaction(*enumerate(dues, start=1)))
+
+
+def test_status_adds_up_what_the_loops_told(server: RealServer) -> None:
+    schedule(server, *[DUE_MS] * 5)
+    for wanted in (5, 0):  # the second has nothing to do
+        ended = run(server, "drain", "--until-empty")
+        assert (ended.returncode, len(ended.stdout.splitlines())) == (0, wanted), ended.stderr
+    told = json.loads(run(server, "status", "--format", "json").stdout)["drain"]
+    late_ms = told["lateness"].pop("max_ms")
+    assert late_ms > 86_400_000
+    assert told.pop("topics") == {"default": {**told["lateness"], "max_ms": late_ms}}
+    assert told.pop("lateness") == {"delivered": 5, "p50_ms": late_ms, "p99_ms": late_ms}
+    assert abs(told.pop("seen_ms") - DUE_MS - late_ms) < 60_000
+    wanted_counts = {"delivered": 5, "claimed": 5, "stale": 0, "repeated": 0, "reclaimed": 0}
+    assert told == {"loops": 2, **wanted_counts, "errors": {}}
+    text = run(server, "status").stdout
+    assert "drain: 2 loops in the last hour, seen " in text
+    assert "\n  5 delivered, 5 claimed, 0 stale, 0 repeated, 0 reclaimed\n" in text
+    assert "\n  topic default: 5 delivered, p50 " in text
+
+
+def test_status_says_nothing_of_loops_that_never_ran(server: RealServer) -> None:
+    told = json.loads(run(server, "status", "--format", "json").stdout)["drain"]
+    assert (told["loops"], told["seen_ms"], told["topics"]) == (0, None, {})
+    assert "drain" not in run(server, "status").stdout
