@@ -6,6 +6,7 @@ import os
 import random
 import secrets
 import socket
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
@@ -20,8 +21,8 @@ from pipeline.cli import (
     set_log_level,
     settings_from,
 )
-from pipeline.config import Settings
-from pipeline.core.clock import SystemClock
+from pipeline.config import DrainSettings, Settings
+from pipeline.core.clock import Clock, SystemClock
 from pipeline.drain.loop import DrainLoop
 from pipeline.drain.pace import Pace
 from pipeline.drain.share import Share
@@ -31,6 +32,7 @@ from pipeline.store.checks import check_server
 from pipeline.store.connection import connect
 from pipeline.store.doorbell import Doorbell
 from pipeline.store.drains import write_drain
+from pipeline.store.outlook import Outlook, look_ahead
 from pipeline.store.shards import ShardedStore, check_layout, keys_of, open_shards
 
 ASIDE_TIMEOUT_MS = 500  # what is done beside the deliveries gives up soon when the server does not answer
@@ -57,6 +59,10 @@ def parse_arguments(arguments: list[str]) -> tuple[argparse.Namespace, Settings]
     parser.add_argument(
         "--lease", dest="lease_sec", metavar="SECONDS", help="how long a claim is this loop's (default: 30)"
     )
+    parser.add_argument(
+        "--metrics-port", metavar="N", help="serve metrics for Prometheus on that port (default: 0, not served)"
+    )
+    parser.add_argument("--metrics-host", metavar="ADDRESS", help="on that address (default: 127.0.0.1)")
     parser.add_argument("--max-rate", metavar="N", help="messages a second, at most (default: 0, as fast as it can)")
     until = parser.add_mutually_exclusive_group()
     until.add_argument(
@@ -71,7 +77,17 @@ def parse_arguments(arguments: list[str]) -> tuple[argparse.Namespace, Settings]
     )
     given = parser.parse_args(arguments)
     set_log_level(given.log_level)
-    return given, settings_from(given, "drain", "sink", "format", "lease_sec", "max_rate")
+    names = ("sink", "format", "lease_sec", "max_rate", "metrics_host", "metrics_port")
+    return given, settings_from(given, "drain", *names)
+
+
+def serve_metrics(settings: DrainSettings, totals: Totals, look: Callable[[], Outlook], clock: Clock) -> None:
+    """Serve metrics, if a port is given; only then their library is loaded."""
+    if settings.metrics_port:
+        from pipeline.drain import metrics
+
+        metrics.serve_metrics(settings.metrics_host, settings.metrics_port, metrics.LoopCollector(totals, look, clock))
+        log.info("metrics are on http://%s:%d/metrics", settings.metrics_host, settings.metrics_port)
 
 
 def main(arguments: list[str], stop: Stop) -> int:
@@ -92,6 +108,7 @@ def main(arguments: list[str], stop: Stop) -> int:
         totals = Totals(topics_max=settings.drain.topics_max)
         share = Share(partial(write_drain, aside_client, keys_of(redis_settings)[0]), totals, clock, loop_id)
         stack.callback(share.tell)
+        serve_metrics(settings.drain, totals, partial(look_ahead, aside_client, keys_of(redis_settings)), clock)
         pace = Pace(settings.drain.max_rate)
         claims = replace(settings.drain, claim_limit=pace.claim_limit(settings.drain.claim_limit))
         doorbell = Doorbell(client, keys_of(redis_settings))

@@ -86,6 +86,8 @@ class DrainSettings:
     id_memory_sec: int = 86_400
     max_rate: int = 0
     topics_max: int = 100
+    metrics_host: str = "127.0.0.1"
+    metrics_port: int = 0
 
     def __post_init__(self) -> None:
         if self.sink != "screen":
@@ -98,6 +100,10 @@ class DrainSettings:
             raise ConfigError(f"drain.claim_limit must be 1 to 5000, but is {self.claim_limit}.")
         if self.max_rate < 0:
             raise ConfigError(f"drain.max_rate must be 0 (no limit) or more, but is {self.max_rate}.")
+        if not self.metrics_host:
+            raise ConfigError("drain.metrics_host must name an address of this machine.")
+        if not 0 <= self.metrics_port <= 65_535:
+            raise ConfigError(f"drain.metrics_port must be 0 (off) to 65535, but is {self.metrics_port}.")
         if not 1 <= self.topics_max <= 1_000:
             raise ConfigError(f"drain.topics_max must be 1 to 1000, but is {self.topics_max}.")
         _require_positive("drain", self, "claim_bytes_max", "wait_ms_max", "id_memory_sec")

@@ -79,6 +79,8 @@ def test_a_url_is_no_path(file: Path) -> None:
         ("[drain]\nclaim_limit = 1.5\n", "must be of type int"),
         ("[drain]\nclaim_limit = 5001\n", "1 to 5000"),
         ("[drain]\ntopics_max = 0\n", "1 to 1000"),
+        ("[drain]\nmetrics_port = 65536\n", "0 .off. to 65535"),
+        ('[drain]\nmetrics_host = ""\n', "drain.metrics_host"),
         ("[drain]\nmax_rate = -1\n", "drain.max_rate"),
         ("[drain]\nclaim_limit = true\n", "must be of type int"),
         ('[drain]\nformat = "xml"\n', "text or json"),

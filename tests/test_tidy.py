@@ -34,6 +34,7 @@ HOMES = {
     "numpy": {"ingest"},
     "inotify_simple": {"landing"},
     "tqdm": {"ingest"},
+    "prometheus_client": {"drain"},
 }
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from pipeline.core.clock import Clock
-from pipeline.core.errors import StoreError
+from pipeline.core.errors import PipelineError
 from pipeline.drain.totals import Totals
 from pipeline.store.drains import DrainProgress
 
@@ -17,7 +17,7 @@ class Share:
     """Tells ``totals`` by ``write``, in moments when nothing waits for the loop. What can't be told now is told later.
 
     Args:
-        write: raises ``StoreError`` if it can't.
+        write: raises ``PipelineError`` if it can't.
     """
 
     def __init__(self, write: Callable[[DrainProgress], None], totals: Totals, clock: Clock, loop_id: str) -> None:
@@ -57,7 +57,7 @@ class Share:
         )
         try:
             self._write(progress)
-        except StoreError:
+        except PipelineError:
             self._failed = True  # the loop itself tells what is the matter
         else:
             self._failed = False

@@ -22,11 +22,11 @@ def survey(client: Any, keys: Keys, now_ms: int) -> Stats:
     """
     with translated_errors():
         starts = [int(start) for start in client.zrange(keys.buckets(), 0, -1)]
-        scheduled = sum(_ask_each(client, ("ZCARD",), [keys.bucket(start) for start in starts]))
-        next_due_ms = _first_due_ms(client, keys, starts)
+        scheduled = sum(ask_each(client, ("ZCARD",), [keys.bucket(start) for start in starts]))
+        next_due_ms = first_due_ms(client, keys, starts)
         claims = [keys.claim(token.decode()) for token in client.zrange(keys.claims(), 0, -1)]
-        in_flight = sum(_ask_each(client, ("LLEN",), claims)) // 2
-        heads = [int(due_ms) for due_ms in _ask_each(client, ("LINDEX",), claims, (1,)) if due_ms is not None]
+        in_flight = sum(ask_each(client, ("LLEN",), claims)) // 2
+        heads = [int(due_ms) for due_ms in ask_each(client, ("LINDEX",), claims, (1,)) if due_ms is not None]
         counters = client.hgetall(keys.counters())
     oldest_ms = min([*heads, *([] if next_due_ms is None else [next_due_ms])], default=now_ms)
     return Stats(
@@ -39,7 +39,7 @@ def survey(client: Any, keys: Keys, now_ms: int) -> Stats:
     )
 
 
-def _first_due_ms(client: Any, keys: Keys, starts: Sequence[int]) -> int | None:
+def first_due_ms(client: Any, keys: Keys, starts: Sequence[int]) -> int | None:
     """Return the due time of the oldest message; a bucket that was emptied may still be in the index for a moment."""
     for start in starts:
         head = client.zrange(keys.bucket(start), 0, 0, withscores=True)
@@ -48,7 +48,7 @@ def _first_due_ms(client: Any, keys: Keys, starts: Sequence[int]) -> int | None:
     return None
 
 
-def _ask_each(client: Any, command: tuple[str, ...], names: Sequence[str], rest: tuple[Any, ...] = ()) -> Iterator[Any]:
+def ask_each(client: Any, command: tuple[str, ...], names: Sequence[str], rest: tuple[Any, ...] = ()) -> Iterator[Any]:
     """Give one command to each key, many in a round trip."""
     for first in range(0, len(names), PAGE):
         pipeline = client.pipeline(transaction=False)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -57,3 +58,19 @@ def test_status_says_nothing_of_loops_that_never_ran(server: RealServer) -> None
     told = json.loads(run(server, "status", "--format", "json").stdout)["drain"]
     assert (told["loops"], told["seen_ms"], told["topics"]) == (0, None, {})
     assert "drain" not in run(server, "status").stdout
+
+
+def test_a_port_that_is_taken_is_wrong_use(server: RealServer) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        ended = run(server, "drain", "--until-empty", "--metrics-port", str(port))
+    assert (ended.returncode, ended.stdout) == (2, "")
+    said = f"drain: The metrics can't be served on 127.0.0.1 port {port} (Address already in use)"
+    assert ended.stderr.splitlines() == [f"{said}; choose another --metrics-port."]
+
+
+def test_the_library_of_the_metrics_is_loaded_for_them_alone() -> None:
+    code = "import sys, jobs.drain; sys.exit('prometheus_client' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, timeout=60, check=False).returncode == 0

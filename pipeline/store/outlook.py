@@ -1,0 +1,64 @@
+"""What waits and for when: a bounded look at the buckets, for eyes and metrics."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pipeline.store.connection import translated_errors
+from pipeline.store.keys import Keys
+from pipeline.store.survey import ask_each, first_due_ms
+
+BUCKETS_MAX = 1_000  # of each shard, the oldest that are not empty: a week, if every ten minutes have messages
+CLAIMS_MAX = 100  # of each shard, those whose leases end first
+
+
+@dataclass(frozen=True, slots=True)
+class Outlook:
+    """What all shards hold; times are epoch ms UTC, ``now_ms`` of the server's clock.
+
+    ``waiting`` has the messages of each bucket by its start; it is not ``is_whole`` if there are more buckets than are looked at.
+    ``next_due_ms`` is of what waits, None if nothing does; ``overdue_ms`` is how late the oldest message is that waits or is in
+    flight. ``commands`` is what the look cost.
+    """
+
+    now_ms: int
+    waiting: Mapping[int, int]
+    is_whole: bool
+    next_due_ms: int | None
+    overdue_ms: int
+    commands: int
+
+
+def look_ahead(client: Any, shards: Sequence[Keys]) -> Outlook:
+    """Look at the shards one after the other. Not atomic: what is claimed meanwhile may be missed or seen twice.
+
+    Raises:
+        StoreError: no answer, or an error.
+    """
+    waiting = Counter[int]()
+    dues: list[int] = []
+    in_flight: list[int] = []
+    is_whole, commands = True, 1
+    with translated_errors():
+        seconds, microseconds = client.time()
+        for keys in shards:
+            starts = [int(start) for start in client.zrange(keys.buckets(), 0, BUCKETS_MAX - 1)]
+            counts = ask_each(client, ("ZCARD",), [keys.bucket(start) for start in starts])
+            waiting.update(dict(zip(starts, counts, strict=True)))
+            is_whole = is_whole and len(starts) < BUCKETS_MAX
+            due_ms = first_due_ms(client, keys, starts)
+            dues += [] if due_ms is None else [due_ms]
+            claims = [keys.claim(token.decode()) for token in client.zrange(keys.claims(), 0, CLAIMS_MAX - 1)]
+            heads = ask_each(client, ("LINDEX",), claims, (1,))
+            in_flight += [int(head) for head in heads if head is not None]
+            commands += 3 + len(starts) + len(claims)
+    now_ms = int(seconds) * 1_000 + int(microseconds) // 1_000
+    return Outlook(
+        now_ms=now_ms,
+        waiting=waiting,
+        is_whole=is_whole,
+        next_due_ms=min(dues, default=None),
+        overdue_ms=max(0, now_ms - min([*dues, *in_flight], default=now_ms)),
+        commands=commands,
+    )

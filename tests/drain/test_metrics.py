@@ -1,0 +1,150 @@
+"""What Prometheus sees."""
+
+import sys
+import urllib.request
+from collections.abc import Iterator
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from pipeline.core.errors import ConfigError, StoreUnavailable
+from pipeline.drain.metrics import BUCKETS_AHEAD, LOOK_MS, SWITCH_SEC, LoopCollector, serve_metrics
+from pipeline.drain.totals import Totals
+from pipeline.store.outlook import Outlook
+from tests.drain.test_loop import EDGE_MS, ManualClock
+from tests.drain.test_totals import delivery
+from tests.store.builders import BUCKET_MS
+
+
+class Scraped:
+    """A collector, what it is told, and how often it asks."""
+
+    def __init__(self) -> None:
+        self.totals = Totals()
+        self.clock = ManualClock()
+        self.outlook = Outlook(
+            now_ms=EDGE_MS + 5_000,
+            waiting={EDGE_MS - 9 * BUCKET_MS: 2, EDGE_MS - BUCKET_MS: 1, EDGE_MS: 7, EDGE_MS + 3 * BUCKET_MS: 4},
+            is_whole=True,
+            next_due_ms=EDGE_MS + 7_250,
+            overdue_ms=1_500,
+            commands=1,
+        )
+        self.looks = 0
+        self.is_down = False
+        self.collector = LoopCollector(self.totals, self.look, self.clock)
+        self.registry = CollectorRegistry()
+        self.registry.register(self.collector)
+
+    def look(self) -> Outlook:
+        self.looks += 1
+        if self.is_down:
+            raise StoreUnavailable("Redis does not answer.")
+        return self.outlook
+
+    def value(self, name: str, **labels: str) -> float | None:
+        return self.registry.get_sample_value(name, labels)
+
+
+@pytest.fixture
+def scraped() -> Iterator[Scraped]:
+    interval = sys.getswitchinterval()
+    yield Scraped()
+    sys.setswitchinterval(interval)
+
+
+def test_lateness_is_a_histogram_in_seconds_for_each_topic(scraped: Scraped) -> None:
+    scraped.totals.count_lateness([delivery("a", 999), delivery("a", 997), delivery("b", 0)], 1_001)
+    assert scraped.value("duetime_delivered_total", topic="a") == 2
+    buckets = {le: scraped.value("duetime_lateness_seconds_bucket", topic="a", le=le) for le in ("0.001", "0.002")}
+    assert buckets == {"0.001": 0, "0.002": 1}
+    assert scraped.value("duetime_lateness_seconds_bucket", topic="a", le="86400.0") == 2
+    assert scraped.value("duetime_lateness_seconds_bucket", topic="a", le="+Inf") == 2
+    assert scraped.value("duetime_lateness_seconds_count", topic="a") == 2
+    assert scraped.value("duetime_lateness_seconds_sum", topic="a") == 0.006
+    assert scraped.value("duetime_lateness_seconds_sum", topic="b") == 1.001
+
+
+@pytest.mark.parametrize("name", ["claimed", "stale", "repeated", "reclaimed"])
+def test_what_the_loop_counts_is_told(scraped: Scraped, name: str) -> None:
+    setattr(scraped.totals, name, 7)
+    assert scraped.value(f"duetime_{name}_total") == 7
+
+
+def test_errors_are_told_by_their_cause(scraped: Scraped) -> None:
+    scraped.totals.errors = {"TimeoutError": 2, "ReadOnlyError": 1}
+    assert scraped.value("duetime_errors_total", kind="TimeoutError") == 2
+    assert scraped.value("duetime_errors_total", kind="ReadOnlyError") == 1
+
+
+def test_what_waits_is_told_by_ten_minutes(scraped: Scraped) -> None:
+    assert scraped.value("duetime_oldest_due_age_seconds") == 1.5
+    assert scraped.value("duetime_next_due_timestamp_seconds") == (EDGE_MS + 7_250) / 1_000
+    waiting = {m: scraped.value("duetime_scheduled_messages", minutes_ahead=m) for m in ("past", "0", "10", "30")}
+    assert waiting == {"past": 3, "0": 7, "10": 0, "30": 4}
+    last = str(10 * (BUCKETS_AHEAD - 1))
+    assert scraped.value("duetime_scheduled_messages", minutes_ahead=last) == 0
+    assert scraped.value("duetime_scheduled_messages", minutes_ahead=str(10 * BUCKETS_AHEAD)) is None
+
+
+def test_without_anything_waiting_there_is_no_next_due_time(scraped: Scraped) -> None:
+    scraped.outlook = Outlook(EDGE_MS, {}, True, None, 0, 1)
+    assert scraped.value("duetime_next_due_timestamp_seconds") is None
+    assert scraped.value("duetime_scheduled_messages", minutes_ahead="past") == 0
+
+
+def test_redis_is_asked_at_most_every_few_seconds(scraped: Scraped) -> None:
+    for _ in range(10):
+        scraped.value("duetime_redis_up")
+    assert scraped.looks == 1
+    scraped.clock.advance_ms(LOOK_MS - 1)
+    scraped.value("duetime_redis_up")
+    assert scraped.looks == 1
+    scraped.clock.advance_ms(1)
+    scraped.value("duetime_redis_up")
+    assert scraped.looks == 2
+
+
+def test_a_server_that_is_away_is_told_and_not_asked_more_often(scraped: Scraped) -> None:
+    assert scraped.value("duetime_redis_up") == 1
+    scraped.is_down = True
+    scraped.clock.advance_ms(LOOK_MS)
+    for _ in range(3):
+        assert scraped.value("duetime_redis_up") == 0
+        assert scraped.value("duetime_oldest_due_age_seconds") is None  # rather than an old one
+        assert scraped.value("duetime_claimed_total") == 0
+    assert scraped.looks == 2
+
+
+@pytest.fixture
+def served(scraped: Scraped) -> Iterator[str]:
+    server = serve_metrics("127.0.0.1", 0, scraped.collector)
+    yield f"http://127.0.0.1:{server.server_port}/metrics"
+    server.shutdown()
+    server.server_close()
+
+
+def test_it_is_served_with_the_numbers_of_the_process(served: str, scraped: Scraped) -> None:
+    scraped.totals.claimed = 12
+    with urllib.request.urlopen(served, timeout=10) as reply:
+        text = reply.read().decode()
+    assert "\nduetime_claimed_total 12.0\n" in text
+    assert "\nprocess_resident_memory_bytes " in text
+    assert "python_gc" not in text
+
+
+def test_an_address_that_cannot_be_had_is_told_in_a_sentence(served: str, scraped: Scraped) -> None:
+    port = int(served.split(":")[2].removesuffix("/metrics"))
+    with pytest.raises(ConfigError, match=f"127.0.0.1 port {port} .Address already in use.; choose another"):
+        serve_metrics("127.0.0.1", port, scraped.collector)
+    with pytest.raises(ConfigError, match=r"192\.0\.2\.1 port"):
+        serve_metrics("192.0.2.1", 0, scraped.collector)
+
+
+def test_a_scrape_lets_the_loop_on_soon(monkeypatch: pytest.MonkeyPatch, scraped: Scraped) -> None:
+    intervals: list[float] = []
+    monkeypatch.setattr("sys.setswitchinterval", intervals.append)
+    server = serve_metrics("127.0.0.1", 0, scraped.collector)
+    server.shutdown()
+    server.server_close()
+    assert intervals == [SWITCH_SEC]
