@@ -6,6 +6,7 @@ import os
 import random
 import secrets
 import socket
+import sys
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
@@ -25,14 +26,16 @@ from pipeline.config import DrainSettings, Settings
 from pipeline.core.clock import Clock, SystemClock
 from pipeline.drain.loop import DrainLoop
 from pipeline.drain.pace import Pace
+from pipeline.drain.rest_line import ClearedSink, RestLine, StreamTerminal, has_room_for_a_line
 from pipeline.drain.share import Share
 from pipeline.drain.totals import Totals
+from pipeline.sinks.base import Sink
 from pipeline.sinks.screen import ScreenSink
 from pipeline.store.checks import check_server
 from pipeline.store.connection import connect
 from pipeline.store.doorbell import Doorbell
 from pipeline.store.drains import write_drain
-from pipeline.store.outlook import Outlook, look_ahead
+from pipeline.store.outlook import Outlook, Waiting, count_waiting, look_ahead
 from pipeline.store.shards import ShardedStore, check_layout, keys_of, open_shards
 
 ASIDE_TIMEOUT_MS = 500  # what is done beside the deliveries gives up soon when the server does not answer
@@ -90,32 +93,48 @@ def serve_metrics(settings: DrainSettings, totals: Totals, look: Callable[[], Ou
         log.info("metrics are on http://%s:%d/metrics", settings.metrics_host, settings.metrics_port)
 
 
+def rest_line_on_stderr(stack: ExitStack, totals: Totals, look: Callable[[], Waiting], clock: Clock) -> RestLine | None:
+    """Return the line for a terminal at rest, None where there is no room for it."""
+    if not has_room_for_a_line(sys.stderr):
+        return None
+    line = RestLine(StreamTerminal(sys.stderr), totals, look, clock)
+    for handler in logging.getLogger().handlers:
+        handler.addFilter(line)
+        stack.callback(handler.removeFilter, line)
+    stack.callback(line.erase)
+    return line
+
+
 def main(arguments: list[str], stop: Stop) -> int:
     """Run the drain loop until it is stopped or done."""
     given, settings = parse_arguments(arguments)
     clock = SystemClock()
     with ExitStack() as stack:
         redis_settings = stack.enter_context(reachable_redis(settings, stop))
-        client = connect(redis_settings)
+        client, shards = connect(redis_settings), keys_of(redis_settings)
         for warning in check_server(client, redis_settings, clock):
             log.warning("%s", warning)
         check_layout(client, redis_settings, is_writer=False)
-        # A client of its own, so that a connection that stalls here holds up no claim.
+        # What is done beside the deliveries has a client of its own, so that a connection that stalls there holds up no claim.
         aside_client = connect(
             replace(redis_settings, connect_timeout_ms=ASIDE_TIMEOUT_MS, reply_timeout_ms=ASIDE_TIMEOUT_MS)
         )
         loop_id = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(6)}"
         totals = Totals(topics_max=settings.drain.topics_max)
-        share = Share(partial(write_drain, aside_client, keys_of(redis_settings)[0]), totals, clock, loop_id)
+        serve_metrics(settings.drain, totals, partial(look_ahead, aside_client, shards), clock)
+        share = Share(partial(write_drain, aside_client, shards[0]), totals, clock, loop_id)
         stack.callback(share.tell)
-        serve_metrics(settings.drain, totals, partial(look_ahead, aside_client, keys_of(redis_settings)), clock)
+        sink: Sink = ScreenSink(settings.drain.format, clock)
+        line = rest_line_on_stderr(stack, totals, partial(count_waiting, aside_client, shards), clock)
+        if line:
+            sink = ClearedSink(sink, line)
         pace = Pace(settings.drain.max_rate)
         claims = replace(settings.drain, claim_limit=pace.claim_limit(settings.drain.claim_limit))
-        doorbell = Doorbell(client, keys_of(redis_settings))
+        doorbell = Doorbell(client, shards)
         stack.callback(doorbell.close)
         loop = DrainLoop(
             store=ShardedStore(open_shards(client, redis_settings, claims)),
-            sink=ScreenSink(settings.drain.format, clock),
+            sink=sink,
             clock=clock,
             waiter=_InterruptibleDoorbell(doorbell, stop),
             loop_id=loop_id,
@@ -125,12 +144,19 @@ def main(arguments: list[str], stop: Stop) -> int:
             random=random.random,
             pace=pace,
             totals=totals,
-            asides=[share],
+            asides=[share, line] if line else [share],
         )
         announce_ready()
+        stack.callback(lambda: log.info("%s", summary(totals)))
         loop.run()
-    log.info("delivered %d messages", totals.delivered)
     return EXIT_SUCCESS
+
+
+def summary(totals: Totals) -> str:
+    """Return what a run did, in one line."""
+    lateness = f", lateness {totals.lateness()}" if totals.delivered else ""
+    messages = "1 message" if totals.delivered == 1 else f"{totals.delivered:,} messages"
+    return f"delivered {messages}{lateness}; {totals.stale:,} stale, {totals.reclaimed:,} reclaimed"
 
 
 if __name__ == "__main__":

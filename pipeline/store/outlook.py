@@ -30,6 +30,15 @@ class Outlook:
     commands: int
 
 
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """How many messages wait in all shards, with ``is_whole`` and ``commands`` as in ``Outlook``."""
+
+    messages: int
+    is_whole: bool
+    commands: int
+
+
 def look_ahead(client: Any, shards: Sequence[Keys]) -> Outlook:
     """Look at the shards one after the other. Not atomic: what is claimed meanwhile may be missed or seen twice.
 
@@ -43,16 +52,15 @@ def look_ahead(client: Any, shards: Sequence[Keys]) -> Outlook:
     with translated_errors():
         seconds, microseconds = client.time()
         for keys in shards:
-            starts = [int(start) for start in client.zrange(keys.buckets(), 0, BUCKETS_MAX - 1)]
-            counts = ask_each(client, ("ZCARD",), [keys.bucket(start) for start in starts])
-            waiting.update(dict(zip(starts, counts, strict=True)))
-            is_whole = is_whole and len(starts) < BUCKETS_MAX
-            due_ms = first_due_ms(client, keys, starts)
+            buckets = _count_buckets(client, keys)
+            waiting.update(buckets)
+            is_whole = is_whole and len(buckets) < BUCKETS_MAX
+            due_ms = first_due_ms(client, keys, list(buckets))
             dues += [] if due_ms is None else [due_ms]
             claims = [keys.claim(token.decode()) for token in client.zrange(keys.claims(), 0, CLAIMS_MAX - 1)]
             heads = ask_each(client, ("LINDEX",), claims, (1,))
             in_flight += [int(head) for head in heads if head is not None]
-            commands += 3 + len(starts) + len(claims)
+            commands += 3 + len(buckets) + len(claims)
     now_ms = int(seconds) * 1_000 + int(microseconds) // 1_000
     return Outlook(
         now_ms=now_ms,
@@ -62,3 +70,25 @@ def look_ahead(client: Any, shards: Sequence[Keys]) -> Outlook:
         overdue_ms=max(0, now_ms - min([*dues, *in_flight], default=now_ms)),
         commands=commands,
     )
+
+
+def count_waiting(client: Any, shards: Sequence[Keys]) -> Waiting:
+    """Count what waits, with as few commands as that takes.
+
+    Raises:
+        StoreError: no answer, or an error.
+    """
+    with translated_errors():
+        each = [_count_buckets(client, keys) for keys in shards]
+    return Waiting(
+        messages=sum(sum(buckets.values()) for buckets in each),
+        is_whole=all(len(buckets) < BUCKETS_MAX for buckets in each),
+        commands=sum(1 + len(buckets) for buckets in each),
+    )
+
+
+def _count_buckets(client: Any, keys: Keys) -> dict[int, int]:
+    """Return the messages of each bucket by its start, the oldest first."""
+    starts = [int(start) for start in client.zrange(keys.buckets(), 0, BUCKETS_MAX - 1)]
+    counts = ask_each(client, ("ZCARD",), [keys.bucket(start) for start in starts])
+    return dict(zip(starts, counts, strict=True))

@@ -5,23 +5,14 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
-
-import pytest
 
 from pipeline.config import ROOT
 from pipeline.store.keys import Keys
 from pipeline.store.redis_store import RedisStore
-from tests.servers import RealServer, real_server
+from tests.servers import RealServer
 from tests.store.builders import transaction
 
 DUE_MS = 1_700_000_000_000  # long over
-
-
-@pytest.fixture
-def server() -> Iterator[RealServer]:
-    with real_server() as running:
-        yield running
 
 
 def run(server: RealServer, job: str, *options: str) -> "subprocess.CompletedProcess[str]":
@@ -37,9 +28,13 @@ def schedule(server: RealServer, *dues: int) -> None:
 
 def test_status_adds_up_what_the_loops_told(server: RealServer) -> None:
     schedule(server, *[DUE_MS] * 5)
-    for wanted in (5, 0):  # the second has nothing to do
+    for wanted, said in (
+        (5, "delivered 5 messages, lateness p50 "),
+        (0, "delivered 0 messages; 0 stale, 0 reclaimed\n"),
+    ):
         ended = run(server, "drain", "--until-empty")
         assert (ended.returncode, len(ended.stdout.splitlines())) == (0, wanted), ended.stderr
+        assert f"drain: {said}" in ended.stderr
     told = json.loads(run(server, "status", "--format", "json").stdout)["drain"]
     late_ms = told["lateness"].pop("max_ms")
     assert late_ms > 86_400_000
@@ -74,3 +69,21 @@ def test_a_port_that_is_taken_is_wrong_use(server: RealServer) -> None:
 def test_the_library_of_the_metrics_is_loaded_for_them_alone() -> None:
     code = "import sys, jobs.drain; sys.exit('prometheus_client' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, timeout=60, check=False).returncode == 0
+
+
+def test_the_last_line_comes_also_when_nobody_reads_any_more(server: RealServer) -> None:
+    schedule(server, *[DUE_MS] * 5_000)
+    command = [sys.executable, "-P", str(ROOT / "jobs" / "drain.py"), "--redis", server.url]
+    environ = {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT)}
+    ended = subprocess.run(
+        ["bash", "-c", 'set -o pipefail; "$@" | head -1', "bash", *command],
+        env=environ,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (ended.returncode, len(ended.stdout.splitlines())) == (1, 1)
+    summary, complaint = ended.stderr.splitlines()
+    assert "drain: delivered " in summary
+    assert complaint == "drain: Nobody reads the output any more; its messages are given back."

@@ -4,7 +4,7 @@ import pytest
 
 from pipeline.store import outlook
 from pipeline.store.keys import Keys
-from pipeline.store.outlook import look_ahead
+from pipeline.store.outlook import Waiting, count_waiting, look_ahead
 from pipeline.store.redis_store import RedisStore
 from tests.store.builders import BUCKET_MS, transaction
 from tests.store.conftest import START_MS, Bench
@@ -15,6 +15,7 @@ FIRST_MS = START_MS - START_MS % BUCKET_MS
 def test_an_empty_namespace(bench: Bench) -> None:
     seen = look_ahead(bench.client, [bench.keys])
     assert (seen.waiting, seen.is_whole, seen.next_due_ms, seen.overdue_ms) == ({}, True, None, 0)
+    assert count_waiting(bench.client, [bench.keys]) == Waiting(0, True, 1)
 
 
 def test_what_waits_is_counted_by_bucket_in_all_shards(bench: Bench) -> None:
@@ -25,6 +26,7 @@ def test_what_waits_is_counted_by_bucket_in_all_shards(bench: Bench) -> None:
     assert seen.waiting == {FIRST_MS: 4, FIRST_MS + BUCKET_MS: 1}
     assert (seen.is_whole, seen.next_due_ms, seen.overdue_ms) == (True, FIRST_MS, seen.now_ms - FIRST_MS)
     assert seen.commands == 1 + (3 + 2) + (3 + 1)
+    assert count_waiting(bench.client, [bench.keys, second]) == Waiting(5, True, 3 + 2)
 
 
 def test_what_is_in_flight_counts_as_late_until_it_is_acknowledged(bench: Bench) -> None:
@@ -56,3 +58,4 @@ def test_it_looks_at_so_many_buckets_and_claims(bench: Bench, monkeypatch: pytes
     seen = look_ahead(bench.client, [bench.keys])
     assert seen.waiting == {FIRST_MS + line * BUCKET_MS: 1 for line in (5, 6, 7)}
     assert (seen.is_whole, seen.commands) == (False, 1 + 3 + 3 + 2)
+    assert count_waiting(bench.client, [bench.keys]) == Waiting(3, False, 4)
