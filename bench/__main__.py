@@ -10,7 +10,12 @@ import sys
 from bench.common import ROOT, Options, save_result, say
 from pipeline.core.errors import PipelineError
 
-BENCHMARKS = ("ingest", "latency", "backlog")  # bench/<name>.py with run(Options) -> Result and tables(Result) -> str
+BENCHMARKS = (
+    "ingest",
+    "latency",
+    "backlog",
+    "drain",
+)  # bench/<name>.py with run(Options) -> Result and tables(Result) -> str
 OTHERS = ("profile", "report")
 
 
@@ -29,17 +34,24 @@ def parse_arguments(arguments: list[str]) -> tuple[str, Options]:
         help="a benchmark, or all of them (default); profile: where the time goes; report: write the tables into bench/README.md",
     )
     parser.add_argument("--quick", action="store_true", help="small and few: shows that it works, not how fast")
-    parser.add_argument("--rows", type=int, metavar="N", help="lines (ingest: 1,000,000; backlog: 200,000 a round)")
+    parser.add_argument(
+        "--rows",
+        type=int,
+        metavar="N",
+        help="lines or messages (ingest: 1,000,000; backlog: 200,000; drain: 300,000, and a flood of 1,000,000)",
+    )
     parser.add_argument("--rounds", type=int, metavar="N", help="rounds after the first (5), or files (latency: 60)")
     parser.add_argument("--master", default="local[*]", metavar="URL", help="Spark's master (default: local[*])")
-    parser.add_argument("--only", default="", metavar="A,B", help="some subjects of ingest, or parts of profile")
+    parser.add_argument(
+        "--only", default="", metavar="A,B", help="some subjects of ingest, or parts of drain or profile"
+    )
     parser.add_argument(
         "--max",
         dest="backlog_max",
         type=int,
         default=10_000_000,
         metavar="N",
-        help="largest backlog (default: 10,000,000)",
+        help="largest backlog, and most messages that drain claims from (default: 10,000,000)",
     )
     given = parser.parse_args(arguments)
     only = tuple(name for name in given.only.split(",") if name)

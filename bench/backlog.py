@@ -19,7 +19,6 @@ from bench.server import Server, empty_server
 from bench.session import collect_garbage, java_version, spark_session, store_ours
 from bench.workload import ARRIVAL_MS, DAY_SEC, SEED, message_text, write_workload
 from pipeline.config import IngestSettings, RedisSettings
-from pipeline.core.clock import SystemClock
 from pipeline.core.ids import encode_token, message_id
 from pipeline.core.messages import encode_member
 from pipeline.store.keys import Keys
@@ -30,7 +29,6 @@ ROWS, ROUNDS = 200_000, 5
 QUICK_ROWS, QUICK_ROUNDS = 50_000, 3
 WARM_UP_ROWS, QUICK_WARM_UP_ROWS = 1_000_000, 100_000
 FILL_ROWS = 100_000  # a sorted portion
-REWRITE_SEC_MAX = 600
 KEYS = Keys(RedisSettings().namespace)
 
 
@@ -85,19 +83,11 @@ def _measure_round(spark: SparkSession, server: Server, rows: int, number: int) 
 
 
 def _fill(server: Server, first: int, end: int) -> None:
-    """Raise the backlog from ``first`` messages to ``end``, and let the server finish what that makes it do."""
+    """Raise the backlog from ``first`` messages to ``end``."""
     send_buffers(server.socket, fill_buffers(_fill_commands(first, end)))
     if server.messages() != end:
         raise RuntimeError(f"The backlog is {server.messages()}, not {end}.")
-    clock = SystemClock()
-    deadline_ms = clock.monotonic_ms() + REWRITE_SEC_MAX * 1000
-    while clock.monotonic_ms() < deadline_ms and _is_rewriting(server):
-        server.client.blpop(["nothing"], timeout=0.2)
-
-
-def _is_rewriting(server: Server) -> bool:
-    state = server.info("persistence")
-    return bool(state["aof_rewrite_in_progress"] or state["aof_rewrite_scheduled"])
+    server.wait_for_rewrite()
 
 
 def _fill_commands(first: int, end: int) -> Iterator[bytes]:

@@ -3,7 +3,7 @@
 import socket
 import threading
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import groupby
+from itertools import groupby, islice
 
 from bench.workload import bucket_start_ms
 from pipeline.store.keys import Keys
@@ -21,17 +21,19 @@ def pack_command(*words: bytes) -> bytes:
     return b"*%d\r\n" % len(words) + b"".join(b"$%d\r\n%b\r\n" % (len(word), word) for word in words)
 
 
+def pack_zadd(key: str, pairs: Iterable[tuple[float, bytes]]) -> Iterator[bytes]:
+    """Yield variadic ZADDs of (score, member) pairs."""
+    left = iter(pairs)
+    while some := list(islice(left, PAIRS_PER_COMMAND)):
+        words = [word for score, member in some for word in (str(score).encode(), member)]
+        yield pack_command(b"ZADD", key.encode(), *words)
+
+
 def pack_zadds(pairs: Sequence[Pair], keys: Keys) -> Iterator[bytes]:
     """Yield variadic ZADDs of (due_ms, member) pairs that are sorted by due_ms, and the index entry of each bucket."""
     for start_ms, members in groupby(pairs, key=lambda pair: bucket_start_ms(pair[0])):
-        group = list(members)
-        key, start = keys.bucket(start_ms).encode(), b"%d" % start_ms
-        for first in range(0, len(group), PAIRS_PER_COMMAND):
-            words = [
-                word for due_ms, member in group[first : first + PAIRS_PER_COMMAND] for word in (b"%d" % due_ms, member)
-            ]
-            yield pack_command(b"ZADD", key, *words)
-        yield pack_command(b"ZADD", keys.buckets().encode(), start, start)
+        yield from pack_zadd(keys.bucket(start_ms), members)
+        yield from pack_zadd(keys.buckets(), [(start_ms, b"%d" % start_ms)])
 
 
 def pack_zrems(pairs: Sequence[Pair], keys: Keys) -> Iterator[bytes]:

@@ -11,9 +11,11 @@ from urllib.parse import unquote
 
 import redis
 
+from pipeline.core.clock import SystemClock
 from pipeline.runtime.server import private_server
 
 SETTINGS = ("appendonly", "appendfsync", "save", "maxmemory-policy", "aof-use-rdb-preamble", "io-threads")
+REWRITE_SEC_MAX = 600
 _numbers = itertools.count()
 
 
@@ -42,6 +44,21 @@ class Server:
         """Return the memory in use, without what connections hold for the moment."""
         memory = self.info("memory")
         return int(memory["used_memory"] - memory["mem_clients_normal"] - memory["mem_aof_buffer"])
+
+    def wait_for_rewrite(self) -> None:
+        """Wait while it rewrites its append-only file, or is about to."""
+        clock = SystemClock()
+        deadline_ms = clock.monotonic_ms() + REWRITE_SEC_MAX * 1000
+        while clock.monotonic_ms() < deadline_ms:
+            state = self.info("persistence")
+            if not state["aof_rewrite_in_progress"] and not state["aof_rewrite_scheduled"]:
+                return
+            self.client.blpop(["nothing"], timeout=0.2)
+
+    def cpu_s(self) -> float:
+        """Return the CPU seconds of the server's own process so far."""
+        cpu = self.info("cpu")
+        return float(cpu["used_cpu_user"] + cpu["used_cpu_sys"])
 
     def facts(self) -> dict[str, Any]:
         """Return the version and the settings that matter for speed and durability."""
