@@ -16,12 +16,14 @@ from bench.common import WORK, Options, Result, Sample, describe_origin, format_
 from bench.meter import measure
 from bench.raw import Pair, fill_buffers, pack_zadds, pack_zrems, send_buffers
 from bench.server import Server, empty_server
-from bench.session import collect_garbage, java_version, spark_session, store_ours
+from bench.session import SOURCE_ID, collect_garbage, java_version, spark_session, store_ours
 from bench.workload import ARRIVAL_MS, DAY_SEC, SEED, message_text, write_workload
 from pipeline.config import IngestSettings, RedisSettings
 from pipeline.core.ids import encode_token, message_id
 from pipeline.core.messages import encode_member
+from pipeline.store.connection import connect
 from pipeline.store.keys import Keys
+from pipeline.store.redis_store import RedisStore
 
 LEVELS = (0, 1_000_000, 10_000_000)
 QUICK_LEVELS = (0, 100_000, 300_000)
@@ -74,7 +76,8 @@ def _measure_round(spark: SparkSession, server: Server, rows: int, number: int) 
     sample = measure(server, lambda: store_ours(spark, workload.folder, server.url, WORK / "rejects"))
     if server.messages() != waiting + rows:
         raise RuntimeError(f"{server.messages() - waiting} messages were stored, not {rows}.")
-    server.client.delete(KEYS.fences("bench"))
+    store = RedisStore(connect(RedisSettings(url=server.url)), KEYS)
+    store.forget_fences(SOURCE_ID, list(store.fenced_tokens(SOURCE_ID)))
     send_buffers(server.socket, fill_buffers(pack_zrems(sorted(workload.members()), KEYS)))
     say(
         f"backlog {waiting:>10,}  {rows / sample['wall_s']:>10,.0f} rows/s, others used {sample['others_cores']:.2f} cores"

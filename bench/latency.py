@@ -43,9 +43,17 @@ INTERVAL_MS, JITTER_MS = 1_000, 100  # the jitter is a whole trigger interval: d
 DELAY_SEC_MAX, DELAY_STEP_SEC = 2_000_000, 60
 START_SEC_MAX, STORE_SEC_MAX, LOOK_SEC = 120.0, 30.0, 0.02
 
+# With an appender of its own: that of the job leaves out what is indented.
 PROGRESS_LOGGER = """
 logger.progress.name = org.apache.spark.sql.execution.streaming.runtime.ProgressReporter
 logger.progress.level = info
+logger.progress.additivity = false
+logger.progress.appenderRef.whole.ref = whole
+appender.whole.type = Console
+appender.whole.name = whole
+appender.whole.target = SYSTEM_ERR
+appender.whole.layout.type = PatternLayout
+appender.whole.layout.pattern = %d{yyyy-MM-dd HH:mm:ss}{UTC} %p %c{1}: %m%n
 """
 PHASES = ("latestOffset", "walCommit", "getBatch", "queryPlanning", "addBatch", "commitOffsets", "triggerExecution")
 _PROGRESS = re.compile(r"^\{\n.*?^\}", re.MULTILINE | re.DOTALL)

@@ -16,6 +16,8 @@ from pipeline.ingest.sources import read_landing_once
 from pipeline.ingest.writer import BatchWriter, WriterSettings, count_lines
 from pipeline.runtime.submit import spark_environ
 
+SOURCE_ID = "bench"
+
 
 @contextmanager
 def spark_session(master: str) -> Iterator[SparkSession]:
@@ -49,7 +51,7 @@ def store_ours(spark: SparkSession, folder: Path, url: str, rejects: Path) -> No
     """Take a landing folder in as one micro-batch of the ingest job, with the default settings."""
     settings = WriterSettings(
         redis=RedisSettings(url=url),
-        source_id="bench",
+        source_id=SOURCE_ID,
         rejects=str(rejects),
         transaction_messages=IngestSettings().transaction_messages,
     )
