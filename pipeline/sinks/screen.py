@@ -10,6 +10,7 @@ import select
 import unicodedata
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
+from functools import lru_cache
 
 from pipeline.core.clock import Clock
 from pipeline.core.errors import SinkClosed
@@ -116,8 +117,12 @@ class ScreenSink:
 
 def utc_text(epoch_ms: int) -> str:
     """Return ``2026-11-20 12:00:01``, cut to the second; a time that no calendar has becomes the first or last one."""
-    moment = EPOCH + timedelta(milliseconds=min(max(epoch_ms, CALENDAR_FIRST_MS), CALENDAR_LAST_MS))
-    return moment.replace(tzinfo=None).isoformat(" ", "seconds")
+    return _second_text(min(max(epoch_ms, CALENDAR_FIRST_MS), CALENDAR_LAST_MS) // 1000)
+
+
+@lru_cache(maxsize=1_000)  # messages come in order of due time, so most have the second of the one before
+def _second_text(epoch_sec: int) -> str:
+    return (EPOCH + timedelta(seconds=epoch_sec)).replace(tzinfo=None).isoformat(" ", "seconds")
 
 
 def visible(text: str) -> str:

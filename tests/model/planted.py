@@ -157,7 +157,7 @@ PLANTED = [
         "a claim is a millisecond early", "claim", "bucket, '-inf', text(now_ms),", "bucket, '-inf', text(now_ms + 1),"
     ),
     Planted("a claim begins at the newest", "claim", "'BYSCORE',\n", "'BYSCORE', 'REV',\n"),
-    Planted("the limit is not kept", "claim", "math.min(PAGE, claim_limit - #rows / 2)", "PAGE"),
+    Planted("the limit is not kept", "claim", "math.min(PAGE, claim_limit - count)", "PAGE"),
     Planted("asking again claims again", "claim", "if held_until then", "if false then"),
     Planted(
         "a bucket leaves the index with its first claim", "claim", "if redis.call('EXISTS', bucket) == 0", "if true"
@@ -170,9 +170,9 @@ PLANTED = [
     Planted(
         "a claim takes before it puts",
         "claim",
-        "for first = 1, #rows, 2 * PAGE do",
-        "redis.call('ZREMRANGEBYRANK', bucket, 0, #rows / 2 - 1)\nfor first = 1, #rows, 2 * PAGE do",
-        "redis.call('ZREMRANGEBYRANK', bucket, 0, #rows / 2 - 1) -- the lowest scores are the lowest ranks",
+        "for first = 1, 2 * count, 2 * PAGE do",
+        "redis.call('ZREMRANGEBYRANK', bucket, 0, count - 1)\nfor first = 1, 2 * count, 2 * PAGE do",
+        "redis.call('ZREMRANGEBYRANK', bucket, 0, count - 1) -- the lowest scores are the lowest ranks",
     ),
     # ack
     Planted("no fence: an expired lease will do", "ack", " or lease_until_ms <= now_ms", ""),
