@@ -1,7 +1,8 @@
 """One store suite, two servers: fakeredis for speed, the real one for truth."""
 
+import threading
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import fakeredis
@@ -36,6 +37,14 @@ class Bench:
         """The keys that exist, without their hash tag."""
         tag = f"{{{self.keys.namespace}:0}}:"
         return {key.decode().removeprefix(tag) for key in self.client.scan_iter(f"{tag}*")}
+
+
+def ends(wait: Callable[[], None]) -> bool:
+    """Whether a wait of a minute ends long before."""
+    waiting = threading.Thread(target=wait, daemon=True)
+    waiting.start()
+    waiting.join(10)
+    return not waiting.is_alive()
 
 
 @pytest.fixture(scope="session")

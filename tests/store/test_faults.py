@@ -1,7 +1,6 @@
 """A real server that goes, comes back, fills up, and forgets its scripts."""
 
 import threading
-from collections.abc import Callable
 
 import pytest
 
@@ -15,7 +14,7 @@ from pipeline.store.keys import Keys
 from pipeline.store.redis_store import RedisStore
 from tests.servers import RealServer, real_server
 from tests.store.builders import transaction
-from tests.store.conftest import START_MS
+from tests.store.conftest import START_MS, ends
 
 
 def open_store(server: RealServer) -> RedisStore:
@@ -132,14 +131,6 @@ def test_eight_loops_share_messages_without_a_copy(server: RealServer) -> None:
         thread.join()
     assert len(seen) == len(set(seen)) == 4_000
     client.delete(*client.keys("{test-eight-loops:0}*"))
-
-
-def ends(wait: Callable[[], None]) -> bool:
-    """Whether a wait of a minute ends long before."""
-    waiting = threading.Thread(target=wait, daemon=True)
-    waiting.start()
-    waiting.join(10)
-    return not waiting.is_alive()
 
 
 class TestDoorbell:

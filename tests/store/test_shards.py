@@ -15,7 +15,7 @@ from pipeline.store.scripts import Scripts
 from pipeline.store.shards import ShardedStore, check_layout, keys_of, open_shards, shard_of
 from tests.servers import RealServer
 from tests.store.builders import BUCKET_MS, transaction
-from tests.store.conftest import START_MS
+from tests.store.conftest import START_MS, ends
 
 SHARDS = 3
 
@@ -164,9 +164,9 @@ def test_the_doorbell_rings_for_every_shard(server: RealServer) -> None:
     settings = RedisSettings(url=server.url, namespace=f"test-{uuid.uuid4().hex}", shards=SHARDS)
     client = connect(settings)
     doorbell = Doorbell(client, keys_of(settings))
-    doorbell.wait(60_000)  # returns at once, as it has subscribed only now
+    assert ends(lambda: doorbell.wait(60_000)), "the first wait subscribes, and returns to look again"
     for shard, store in enumerate(open_shards(connect(settings), settings)):
         store.schedule("s", transaction((1, START_MS), token="PQR"[shard] * 14))
-        doorbell.wait(60_000)
+        assert ends(lambda: doorbell.wait(60_000)), f"shard {shard} is not heard"
     doorbell.close()
     client.close()
