@@ -114,7 +114,8 @@ def main(arguments: list[str], stop: Stop) -> int:
         client, shards = connect(redis_settings), keys_of(redis_settings)
         for warning in check_server(client, redis_settings, clock):
             log.warning("%s", warning)
-        check_layout(client, redis_settings, is_writer=False)
+        # Also a loop that is there first: it would not look into the shards of a later job that means more of them.
+        check_layout(client, redis_settings, may_set=True)
         # What is done beside the deliveries has a client of its own, so that a connection that stalls there holds up no claim.
         aside_client = connect(
             replace(redis_settings, connect_timeout_ms=ASIDE_TIMEOUT_MS, reply_timeout_ms=ASIDE_TIMEOUT_MS)

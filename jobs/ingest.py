@@ -115,7 +115,7 @@ def main(arguments: list[str], stop: Stop) -> int:
         client = connect(redis_settings)
         for warning in check_server(client, redis_settings, SystemClock()):
             log.warning("%s", warning)
-        check_layout(client, redis_settings, is_writer=True)
+        check_layout(client, redis_settings, may_set=True)
         log.info("a stored message %s", what_stored_means(client, settings.ingest.wait_for_disk))
         check_folders(settings)
         feed = open_feed(settings)

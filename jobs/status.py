@@ -36,7 +36,7 @@ def main(arguments: list[str], stop: Stop) -> int:
         client = connect(redis_settings)
         for warning in check_server(client, redis_settings, SystemClock()):
             logging.getLogger(__name__).warning("%s", warning)
-        check_layout(client, redis_settings, is_writer=False)
+        check_layout(client, redis_settings, may_set=False)
         stats = ShardedStore(open_shards(client, redis_settings)).stats()
         ingests = read_progress(client, keys_of(redis_settings)[0])
         drains = read_drains(client, keys_of(redis_settings)[0])

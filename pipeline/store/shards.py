@@ -27,8 +27,8 @@ def keys_of(settings: RedisSettings) -> list[Keys]:
     return [Keys(settings.namespace, shard) for shard in range(settings.shards)]
 
 
-def check_layout(client: Any, settings: RedisSettings, is_writer: bool) -> None:
-    """Compare the number of shards with that of the namespace; the first writer sets it.
+def check_layout(client: Any, settings: RedisSettings, may_set: bool) -> None:
+    """Compare the number of shards with that of the namespace; the first job that ``may_set`` it does.
 
     Raises:
         ConfigError: the namespace has another number.
@@ -36,11 +36,11 @@ def check_layout(client: Any, settings: RedisSettings, is_writer: bool) -> None:
     """
     key = Keys(settings.namespace).layout()
     with translated_errors():
-        found = client.set(key, settings.shards, nx=True, get=True) if is_writer else client.get(key)
+        found = client.set(key, settings.shards, nx=True, get=True) if may_set else client.get(key)
     if found is not None and int(found) != settings.shards:
         raise ConfigError(
             f"The namespace {settings.namespace} has {int(found)} shards, not {settings.shards}; set redis.shards = {int(found)}, "
-            "or take another namespace."
+            f"take another namespace, or, if nothing was ever stored in this one, delete its key {key}."
         )
 
 

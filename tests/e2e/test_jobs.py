@@ -173,6 +173,10 @@ def test_what_is_wrong_at_the_start_is_one_sentence_and_an_exit_code(checkout: C
         assert code == 2 and "belongs to another input" in text
         code, text = outcome("jobs/drain.py", "--redis", server.url, environ={"DUETIME_REDIS_SHARDS": "2"})
         assert code == 2 and "has 1 shards, not 2; set redis.shards = 1" in text
+        drain_first = ("--redis", server.url, "--namespace", "new")
+        assert outcome("jobs/drain.py", *drain_first, "--once", environ={"DUETIME_REDIS_SHARDS": "2"})[0] == 0
+        code, text = outcome("jobs/ingest.py", *drain_first)
+        assert code == 2 and "has 2 shards, not 1" in text
 
 
 @pytest.mark.parametrize("job", ["ingest", "drain", "status"])
