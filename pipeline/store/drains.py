@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from pipeline.core.lateness import BOUNDS_MS, Lateness, add_up
+from pipeline.store.accounts import replace_account
 from pipeline.store.connection import translated_errors
 from pipeline.store.keys import Keys
 
@@ -36,15 +37,15 @@ def write_drain(client: Any, keys: Keys, progress: DrainProgress) -> None:
     Raises:
         StoreError: no answer, or an error.
     """
-    values = {name: json.dumps(value, ensure_ascii=False) for name, value in asdict(progress).items()}
-    key = keys.drain(progress.loop_id)
-    with translated_errors():
-        pipeline = client.pipeline(transaction=True)
-        pipeline.hset(key, mapping=values)
-        pipeline.expire(key, KEEP_SEC)
-        pipeline.zadd(keys.drains(), {progress.loop_id: progress.seen_ms})
-        pipeline.zremrangebyscore(keys.drains(), "-inf", progress.seen_ms - KEEP_SEC * 1000)
-        pipeline.execute()
+    replace_account(
+        client,
+        keys.drain(progress.loop_id),
+        keys.drains(),
+        progress.loop_id,
+        progress.seen_ms,
+        KEEP_SEC,
+        asdict(progress),
+    )
 
 
 def read_drains(client: Any, keys: Keys) -> list[DrainProgress]:

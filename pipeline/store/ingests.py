@@ -4,6 +4,7 @@ import json
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
+from pipeline.store.accounts import replace_account
 from pipeline.store.connection import translated_errors
 from pipeline.store.keys import Keys
 
@@ -43,15 +44,15 @@ def write_progress(client: Any, keys: Keys, progress: IngestProgress) -> None:
     Raises:
         StoreError: no answer, or an error.
     """
-    values = {name: json.dumps(value, ensure_ascii=False) for name, value in asdict(progress).items()}
-    key = keys.ingest(progress.source_id)
-    with translated_errors():
-        pipeline = client.pipeline(transaction=True)
-        pipeline.hset(key, mapping=values)
-        pipeline.expire(key, KEEP_SEC)
-        pipeline.zadd(keys.ingests(), {progress.source_id: progress.last_batch_ms})
-        pipeline.zremrangebyscore(keys.ingests(), "-inf", progress.last_batch_ms - KEEP_SEC * 1000)
-        pipeline.execute()
+    replace_account(
+        client,
+        keys.ingest(progress.source_id),
+        keys.ingests(),
+        progress.source_id,
+        progress.last_batch_ms,
+        KEEP_SEC,
+        asdict(progress),
+    )
 
 
 def read_progress(client: Any, keys: Keys) -> list[IngestProgress]:
