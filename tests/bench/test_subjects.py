@@ -84,3 +84,21 @@ def test_all_subjects_store_what_they_must_and_leave_a_result() -> None:
     samples = json.loads(result_path("ingest", quick=True).read_text())["samples"]
     assert {name: len(taken) for name, taken in samples.items()} == dict.fromkeys(TITLES, 2)
     assert all(title in done.stdout for title in TITLES.values())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "sizes", "taken"),
+    [
+        ("latency", ["--rounds", "3"], {"drops": 3}),
+        ("backlog", ["--rows", "50000", "--rounds", "1", "--max", "0"], {"0": 1, "0, again at the end": 1}),
+    ],
+)
+def test_the_other_benchmarks_of_ingest_run_and_leave_a_result(
+    name: str, sizes: list[str], taken: dict[str, int]
+) -> None:
+    command = ["bench/run.sh", name, "--quick", "--master", "local[2]", *sizes]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=240)
+    assert done.returncode == 0, done.stderr
+    samples = json.loads(result_path(name, quick=True).read_text())["samples"]
+    assert {part: len(found) for part, found in samples.items()} == taken
