@@ -162,14 +162,18 @@ class Reader:
         self._pipe.close()
 
 
-def split_lines(portions: Iterable[Portion]) -> Iterator[Portion]:
-    """Yield lines without their end, each with the time at which its last byte was read."""
+def split_lines(portions: Iterable[Portion], ended_early: bool = False) -> Iterator[Portion]:
+    """Yield lines without their end, each with the time at which its last byte was read.
+
+    Args:
+        ended_early: the loop may have been ended within a line, which is left out.
+    """
     rest = b""
     for read_ns, portion in portions:
         *lines, rest = (rest + portion).split(b"\n")
         for line in lines:
             yield read_ns, line
-    if rest:
+    if rest and not ended_early:
         raise RuntimeError(f"The output ends within a line: {rest[:100]!r}.")
 
 

@@ -42,6 +42,7 @@ def test_a_line_has_the_time_at_which_its_end_was_read() -> None:
     ]
     with pytest.raises(RuntimeError, match="ends within a line"):
         list(split_lines([(1, b"a\nb")]))
+    assert list(split_lines([(1, b"a\nb")], ended_early=True)) == [(1, b"a")]
 
 
 def test_lateness_is_counted_as_told_and_as_seen() -> None:
