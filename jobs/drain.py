@@ -22,8 +22,10 @@ from pipeline.cli import (
     set_log_level,
     settings_from,
 )
-from pipeline.config import DrainSettings, Settings
+from pipeline.config import SINKS, DrainSettings, Settings, TopicSettings
 from pipeline.core.clock import Clock, SystemClock
+from pipeline.core.messages import DEFAULT_TOPIC
+from pipeline.drain.housekeeping import Housekeeping
 from pipeline.drain.loop import DrainLoop
 from pipeline.drain.pace import Pace
 from pipeline.drain.rest_line import ClearedSink, RestLine, StreamTerminal, has_room_for_a_line
@@ -36,7 +38,9 @@ from pipeline.store.connection import connect
 from pipeline.store.doorbell import Doorbell
 from pipeline.store.drains import write_drain
 from pipeline.store.outlook import Outlook, Waiting, count_waiting, look_ahead
+from pipeline.store.routes import TopicRules
 from pipeline.store.shards import ShardedStore, check_layout, keys_of, open_shards
+from pipeline.store.topics import Topics
 
 ASIDE_TIMEOUT_MS = 500  # what is done beside the deliveries gives up soon when the server does not answer
 
@@ -57,7 +61,11 @@ class _InterruptibleDoorbell:
 def parse_arguments(arguments: list[str]) -> tuple[argparse.Namespace, Settings]:
     """Read the command line; argparse exits 2 with a sentence on wrong use."""
     parser = new_parser("drain", __doc__ or "")
-    parser.add_argument("--sink", choices=["screen"], help="where messages go (default: screen)")
+    parser.add_argument(
+        "--sink",
+        choices=SINKS,
+        help="where messages go: onto the screen, or into streams for jobs/consume.py (default: screen)",
+    )
     parser.add_argument("--format", choices=["text", "json"], help="one line a message (default: text)")
     parser.add_argument(
         "--lease", dest="lease_sec", metavar="SECONDS", help="how long a claim is this loop's (default: 30)"
@@ -82,6 +90,12 @@ def parse_arguments(arguments: list[str]) -> tuple[argparse.Namespace, Settings]
     set_log_level(given.log_level)
     names = ("sink", "format", "lease_sec", "max_rate", "metrics_host", "metrics_port")
     return given, settings_from(given, "drain", *names)
+
+
+def topic_rules(settings: Settings) -> TopicRules:
+    """Return what the store has to know of topics."""
+    none_is_special = settings.topics == TopicSettings(sink=settings.topics.sink) and not settings.topic
+    return TopicRules(settings.of_topic, none_is_special and settings.of_topic(DEFAULT_TOPIC).sink == "screen")
 
 
 def serve_metrics(settings: DrainSettings, totals: Totals, look: Callable[[], Outlook], clock: Clock) -> None:
@@ -125,6 +139,7 @@ def main(arguments: list[str], stop: Stop) -> int:
         serve_metrics(settings.drain, totals, partial(look_ahead, aside_client, shards), clock)
         share = Share(partial(write_drain, aside_client, shards[0]), totals, clock, loop_id)
         stack.callback(share.tell)
+        housekeeping = Housekeeping(Topics(aside_client, shards), shards, settings.of_topic, clock)
         sink: Sink = ScreenSink(settings.drain.format, clock)
         line = rest_line_on_stderr(stack, totals, partial(count_waiting, aside_client, shards), clock)
         if line:
@@ -134,7 +149,7 @@ def main(arguments: list[str], stop: Stop) -> int:
         doorbell = Doorbell(client, shards)
         stack.callback(doorbell.close)
         loop = DrainLoop(
-            store=ShardedStore(open_shards(client, redis_settings, claims)),
+            store=ShardedStore(open_shards(client, redis_settings, claims, topic_rules(settings))),
             sink=sink,
             clock=clock,
             waiter=_InterruptibleDoorbell(doorbell, stop),
@@ -145,7 +160,7 @@ def main(arguments: list[str], stop: Stop) -> int:
             random=random.random,
             pace=pace,
             totals=totals,
-            asides=[share, line] if line else [share],
+            asides=[share, housekeeping, *([line] if line else [])],
         )
         announce_ready()
         stack.callback(lambda: log.info("%s", summary(totals)))

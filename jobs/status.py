@@ -17,7 +17,7 @@ from pipeline.store.drains import DrainProgress, add_up_drains, read_drains
 from pipeline.store.ingests import IngestProgress, read_progress
 from pipeline.store.shards import ShardedStore, check_layout, keys_of, open_shards
 
-COUNTERS = ("delivered", "rejected", "dead", "stored", "known", "reclaimed", "stale_acks")
+COUNTERS = ("delivered", "rejected", "stored", "known", "reclaimed", "stale_acks")
 LOOP_COUNTERS = ("delivered", "claimed", "stale", "repeated", "reclaimed")
 TOPICS_SHOWN = 10
 
@@ -53,7 +53,9 @@ def as_record(stats: Stats) -> dict[str, int | None]:
     """Return the JSON form: counts of messages, times in epoch ms UTC."""
     return {
         "scheduled": stats.scheduled,
+        "held": stats.held,
         "in_flight": stats.in_flight,
+        "dead": stats.dead,
         **{name: stats.counters.get(name, 0) for name in COUNTERS},
         "next_due_ms": stats.next_due_ms,
         "overdue_ms": stats.overdue_ms,
@@ -140,7 +142,7 @@ def drain_text(drains: Sequence[DrainProgress], now_ms: int) -> str:
     return "\n".join(lines)
 
 
-SHOWN = ("scheduled", "in_flight", *COUNTERS)
+SHOWN = ("scheduled", "held", "in_flight", "dead", *COUNTERS)
 
 if __name__ == "__main__":
     run_main("status", main)

@@ -8,7 +8,7 @@ import os
 import re
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, get_args
 
@@ -17,6 +17,7 @@ from pipeline.core.errors import ConfigError
 ROOT = Path(__file__).resolve().parents[1]
 ENV_PREFIX = "DUETIME_"
 NAMESPACE_CHARACTERS = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._-")
+SINKS = ("screen", "stream")
 
 Value = str | int | float | bool
 
@@ -90,8 +91,7 @@ class DrainSettings:
     metrics_port: int = 0
 
     def __post_init__(self) -> None:
-        if self.sink != "screen":
-            raise ConfigError(f"drain.sink must be screen, but is {self.sink!r}.")
+        _require_sink("drain", self.sink)
         if self.format not in ("text", "json"):
             raise ConfigError(f"drain.format must be text or json, but is {self.format!r}.")
         if not 0.1 <= self.lease_sec <= 86_400:
@@ -107,6 +107,32 @@ class DrainSettings:
         if not 1 <= self.topics_max <= 1_000:
             raise ConfigError(f"drain.topics_max must be 1 to 1000, but is {self.topics_max}.")
         _require_positive("drain", self, "claim_bytes_max", "wait_ms_max", "id_memory_sec")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TopicSettings:
+    """What happens to the messages of a topic when they are due, and to those that a consumer could not handle."""
+
+    sink: str = ""
+    max_rate: int = 0
+    expire_after_sec: int = 0
+    retain_messages: int = 1_000_000
+    retain_sec: int = 604_800
+    trim_unread: bool = False
+    lease_sec: float = 30.0
+    attempts_max: int = 5
+    backoff_ms: int = 1_000
+    backoff_ms_max: int = 600_000
+
+    def __post_init__(self) -> None:
+        if self.sink:
+            _require_sink("topics", self.sink)
+        for key in ("max_rate", "expire_after_sec", "retain_messages", "retain_sec"):
+            if getattr(self, key) < 0:
+                raise ConfigError(f"topics.{key} must be 0 (off) or more, but is {getattr(self, key)}.")
+        if not 0.1 <= self.lease_sec <= 86_400:
+            raise ConfigError(f"topics.lease_sec must be 0.1 to 86400, but is {self.lease_sec}.")
+        _require_positive("topics", self, "attempts_max", "backoff_ms", "backoff_ms_max")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,15 +153,24 @@ class Settings:
     redis: RedisSettings = field(default_factory=RedisSettings)
     ingest: IngestSettings = field(default_factory=IngestSettings)
     drain: DrainSettings = field(default_factory=DrainSettings)
+    topics: TopicSettings = field(default_factory=TopicSettings)
+    topic: Mapping[str, TopicSettings] = field(default_factory=dict)
     local: LocalSettings = field(default_factory=LocalSettings)
+
+    def of_topic(self, topic: str) -> TopicSettings:
+        """Return the settings of a topic: its own, else those of all topics."""
+        settings = self.topic.get(topic, self.topics)
+        return settings if settings.sink else replace(settings, sink=self.drain.sink)
 
 
 SECTIONS: dict[str, type] = {
     "redis": RedisSettings,
     "ingest": IngestSettings,
     "drain": DrainSettings,
+    "topics": TopicSettings,
     "local": LocalSettings,
 }
+TOPIC = "topic"  # the section that holds a table for each topic that has settings of its own
 PATHS = {("ingest", "checkpoint"), ("ingest", "rejects"), ("ingest", "input"), ("local", "state")}
 
 
@@ -155,7 +190,8 @@ def load_settings(
         ConfigError: a file that can't be read, an unknown key, or a value out of its range.
     """
     merged: dict[str, dict[str, Any]] = {section: {} for section in SECTIONS}
-    for layer, base in ((_read_file(file), ROOT), (_read_environ(environ), ROOT), (flags, Path.cwd())):
+    from_file, topics = _read_file(file)
+    for layer, base in ((from_file, ROOT), (_read_environ(environ), ROOT), (flags, Path.cwd())):
         for section, values in layer.items():
             for key, value in values.items():
                 checked = _check_type(section, key, value)
@@ -165,7 +201,27 @@ def load_settings(
     for section, key in PATHS:
         default = next(f.default for f in fields(SECTIONS[section]) if f.name == key)
         merged[section].setdefault(key, _resolve_path(str(default), ROOT))
-    return Settings(**{section: SECTIONS[section](**values) for section, values in merged.items()})
+    sections = {section: SECTIONS[section](**values) for section, values in merged.items()}
+    return Settings(**sections, topic={name: _topic_settings(name, own, merged) for name, own in topics.items()})
+
+
+def check_name(kind: str, name: str) -> str:
+    """Return the name of a topic, group or consumer, which becomes a part of keys.
+
+    Raises:
+        ConfigError: it has other characters, or too many.
+    """
+    if not name or not NAMESPACE_CHARACTERS.issuperset(name) or len(name) > 64:
+        raise ConfigError(f"A {kind} has 1 to 64 of A-Z a-z 0-9 . _ - as its name, so it can't be {name!r}.")
+    return name
+
+
+def _topic_settings(topic: str, own: object, merged: Mapping[str, Mapping[str, Any]]) -> TopicSettings:
+    check_name("topic", topic)
+    if not isinstance(own, dict):
+        raise ConfigError(f"topic.{topic} must be a table of settings: [topic.{topic}].")
+    checked = {key: _check_type("topics", key, value) for key, value in own.items()}
+    return TopicSettings(**{**merged["topics"], **checked})
 
 
 def redact_url(url: str) -> str:
@@ -176,10 +232,11 @@ def redact_url(url: str) -> str:
     return re.sub(r"(?<=[?&]password=)[^&]*", "***", shown)
 
 
-def _read_file(file: Path | None) -> Mapping[str, Mapping[str, Value]]:
+def _read_file(file: Path | None) -> tuple[Mapping[str, Mapping[str, Value]], Mapping[str, object]]:
+    """Return the sections, and the tables of single topics."""
     path = file or ROOT / "conf" / "pipeline.toml"
     if file is None and not path.exists():
-        return {}
+        return {}, {}
     try:
         content = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as exc:
@@ -187,9 +244,9 @@ def _read_file(file: Path | None) -> Mapping[str, Mapping[str, Value]]:
     except tomllib.TOMLDecodeError as exc:
         raise ConfigError(f"The configuration file {path} is not valid TOML: {exc}.") from exc
     for section, values in content.items():
-        if section not in SECTIONS or not isinstance(values, dict):
-            raise ConfigError(f"{path} has an unknown section [{section}]; known are {', '.join(SECTIONS)}.")
-    return content
+        if section not in (*SECTIONS, TOPIC) or not isinstance(values, dict):
+            raise ConfigError(f"{path} has an unknown section [{section}]; known are {', '.join((*SECTIONS, TOPIC))}.")
+    return {section: values for section, values in content.items() if section != TOPIC}, content.get(TOPIC, {})
 
 
 def _read_environ(environ: Mapping[str, str]) -> dict[str, dict[str, Value]]:
@@ -228,6 +285,11 @@ def _resolve_path(text: str, base: Path) -> str:
     if not text or "://" in text:
         return text
     return os.path.normpath(base / Path(text).expanduser())
+
+
+def _require_sink(section: str, sink: str) -> None:
+    if sink not in SINKS:
+        raise ConfigError(f"{section}.sink must be {' or '.join(SINKS)}, but is {sink!r}.")
 
 
 def _require_positive(section: str, settings: Any, *keys: str) -> None:

@@ -84,7 +84,14 @@ def test_a_url_is_no_path(file: Path) -> None:
         ("[drain]\nmax_rate = -1\n", "drain.max_rate"),
         ("[drain]\nclaim_limit = true\n", "must be of type int"),
         ('[drain]\nformat = "xml"\n', "text or json"),
-        ('[drain]\nsink = "kafka"\n', "must be screen"),
+        ('[drain]\nsink = "kafka"\n', "must be screen or stream"),
+        ('[topics]\nsink = "kafka"\n', "must be screen or stream"),
+        ("[topics]\nattempts_max = 0\n", "greater than 0"),
+        ("[topics]\nmax_rate = -1\n", "0 .off. or more"),
+        ("[topics]\nlease_sec = 0\n", "0.1 to 86400"),
+        ("[topic.mail]\nspeed = 1\n", "no setting topics.speed"),
+        ("[topic]\nmail = 1\n", "must be a table"),
+        ('[topic."a:b"]\n', "A topic has 1 to 64"),
         ('[ingest]\nsource = "kafka"\n', "files or socket"),
         ("[ingest]\nport = 65536\n", "1 to 65535"),
         ('[redis]\nnamespace = "a{b}"\n', "redis.namespace"),
@@ -106,6 +113,16 @@ def test_what_is_wrong_is_refused_with_its_name(tmp_path: Path, text: str, compl
 @pytest.mark.parametrize(("text", "wanted"), [("true", True), ("false", False)])
 def test_yes_and_no_are_true_and_false(file: Path, text: str, wanted: bool) -> None:
     assert load_settings({}, {"DUETIME_INGEST_WAIT_FOR_DISK": text}, file).ingest.wait_for_disk is wanted
+
+
+def test_a_topic_has_its_own_settings_and_else_those_of_all(tmp_path: Path) -> None:
+    path = tmp_path / "pipeline.toml"
+    path.write_text('[topics]\nmax_rate = 5\n[topic."orders.new"]\nsink = "stream"\nattempts_max = 9\n')
+    settings = load_settings({}, {"DUETIME_TOPICS_LEASE_SEC": "7"}, path)
+    own, other = settings.of_topic("orders.new"), settings.of_topic("mail")
+    assert (own.sink, own.attempts_max, own.max_rate, own.lease_sec) == ("stream", 9, 5, 7.0)
+    assert (other.sink, other.attempts_max, other.max_rate) == ("screen", 5, 5)
+    assert load_settings({"drain": {"sink": "stream"}}, {}, path).of_topic("mail").sink == "stream"
 
 
 def test_an_unknown_key_in_the_environment_is_refused(file: Path) -> None:

@@ -4,11 +4,13 @@ A stored message is one member of a sorted set: its fixed-width id, then one let
 
     <message_id>m<message>      topic "default", no id of the caller's, no headers: the usual case costs one byte
     <message_id>j<JSON object>  {"message":…,"topic":…,"id":…,"headers":{…}}, what is absent left out
+    <message_id>r<JSON object>  the same of a message that was rescheduled, with "due_ms" as it was, as text, and, if it comes again
+                                for one group of consumers, "group" and "attempt"
 """
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
@@ -18,8 +20,10 @@ from pipeline.core.ids import LINE_NO_LENGTH, MESSAGE_ID_LENGTH, TOKEN_LENGTH
 DEFAULT_TOPIC: Final = "default"
 BODY_PLAIN: Final = "m"
 BODY_JSON: Final = "j"
+BODY_RESCHEDULED: Final = "r"
 
 _MESSAGE_ID: Final = re.compile(rf"[0-9A-Za-z_-]{{{TOKEN_LENGTH}}}[0-9a-f]{{{LINE_NO_LENGTH}}}")
+_DUE_TEXT: Final = re.compile(r"-?[0-9]{1,16}")
 # One way to escape each character, so that equal messages give equal bytes.
 _JSON_ESCAPES: Final = str.maketrans(
     {code: f"\\u{code:04X}" for code in range(32)}
@@ -79,13 +83,17 @@ class MessageRequest:
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """A message read back from its member. ``id`` is the caller's own, else the one we gave."""
+    """A message read back from its member. ``id`` is the caller's own, else the one we gave.
+
+    ``due_ms`` (epoch ms UTC) is when it was due first, if it was rescheduled; otherwise its score says so, and this is None.
+    """
 
     message_id: str
     id: str
     topic: str
     message: str
     headers: Mapping[str, str] = field(default_factory=dict)
+    due_ms: int | None = None
 
 
 def encode_member(
@@ -116,6 +124,33 @@ def encode_member(
     return f"{message_id}{BODY_JSON}{{{','.join(fields)}}}".encode()
 
 
+def encode_again(
+    message_id: str,
+    message: str,
+    topic: str,
+    id: str,
+    headers: Mapping[str, str],
+    due_ms: int,
+    group: str = "",
+    attempt: int = 1,
+) -> bytes:
+    """Write the member of a message that is scheduled once more.
+
+    Args:
+        message_id: of this time; no two members share it.
+
+        due_ms: when the message was due first, epoch ms UTC. It is written as text, as Lua's JSON would round it.
+
+        group: the group of consumers that gets it, and which ``attempt`` of the group this is; "": whoever gets the topic.
+    """
+    body: dict[str, object] = {"message": message, "topic": topic, "id": id, "due_ms": str(due_ms)}
+    if headers:
+        body["headers"] = dict(headers)
+    if group:
+        body |= {"group": group, "attempt": str(attempt)}
+    return f"{message_id}{BODY_RESCHEDULED}{json.dumps(body, ensure_ascii=False)}".encode()
+
+
 def decode_member(member: bytes) -> Message:
     """Read a stored member.
 
@@ -131,25 +166,33 @@ def decode_member(member: bytes) -> Message:
         raise ValueError(f"The member starts with {message_id!r}, which is not a message id.")
     if form == BODY_PLAIN:
         return Message(message_id, message_id, DEFAULT_TOPIC, body)
-    if form != BODY_JSON:
-        raise ValueError(f"The body of member {message_id} has the unknown form {form!r}, not m or j.")
-    return _decode_json_body(message_id, body)
+    if form == BODY_JSON:
+        return _decode_json_body(message_id, body, ())
+    if form == BODY_RESCHEDULED:
+        return _decode_json_body(message_id, body, ("due_ms", "group", "attempt"))
+    raise ValueError(f"The body of member {message_id} has the unknown form {form!r}, not m, j or r.")
 
 
-def _decode_json_body(message_id: str, body: str) -> Message:
+def _decode_json_body(message_id: str, body: str, more: Sequence[str]) -> Message:
     try:
         fields = json.loads(body)
     except (ValueError, RecursionError) as error:
         raise ValueError(f"The body of member {message_id} is not JSON.") from error
-    if not isinstance(fields, dict) or not fields.keys() <= {"message", "topic", "id", "headers"}:
-        raise ValueError(f"The body of member {message_id} is not an object of message, topic, id and headers.")
+    names = ("message", "topic", "id", "headers", *more)
+    if not isinstance(fields, dict) or not fields.keys() <= {*names}:
+        raise ValueError(f"The body of member {message_id} is not an object of {', '.join(names)}.")
     texts = [fields.get("message"), fields.get("topic", DEFAULT_TOPIC), fields.get("id", message_id)]
+    texts += [fields[name] for name in more if name in fields]
     headers = fields.get("headers", {})
     if not isinstance(headers, dict) or not all(isinstance(text, str) for text in [*texts, *headers.values()]):
         raise ValueError(f"The body of member {message_id} has a field of the wrong type.")
     if has_lone_surrogate("".join([*texts, *headers, *headers.values()])):
         raise ValueError(f"The body of member {message_id} has a lone surrogate, which is no character.")
-    return Message(message_id, id=texts[2], topic=texts[1], message=texts[0], headers=headers)
+    due_text = fields.get("due_ms")
+    if "due_ms" in more and not _DUE_TEXT.fullmatch(due_text or ""):
+        raise ValueError(f"The body of member {message_id} does not say when it was due.")
+    due_ms = None if due_text is None else int(due_text)
+    return Message(message_id, id=texts[2], topic=texts[1], message=texts[0], headers=headers, due_ms=due_ms)
 
 
 def has_lone_surrogate(text: str) -> bool:

@@ -106,13 +106,14 @@ class DrainLoop:
         name = f"{self.loop_id}:{self._passes}"
         self._passes += 1
         tick = run_tick(self.store, self.sink, self.clock, name, self.stopping, self._patiently)
+        moved = self.totals.count_moved(tick.moved, tick.now_ms)
         self.totals.delivered += tick.delivered - tick.stale
         self.totals.stale += tick.stale
         self.totals.claimed += tick.claimed
         self.totals.repeated += sum(delivery.attempt > 1 for delivery in tick.handed)
         if not tick.stale:  # what is stale will be delivered, and then counted
             self.totals.count_lateness(tick.handed, tick.handed_ms)
-        self.pace.count(tick.delivered, tick.asked_ms)
+        self.pace.count(tick.delivered + moved, tick.asked_ms)
         if tick.stale:
             log.warning("%d messages took longer than the lease, so they will be delivered again", tick.stale)
         if tick.first_lease_ms is not None and tick.first_lease_ms <= tick.now_ms:

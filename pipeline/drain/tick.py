@@ -1,7 +1,7 @@
 """One pass of the drain loop: claim, deliver, acknowledge."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
 from pipeline.core.clock import Clock
@@ -29,7 +29,8 @@ class Tick:
 
     ``next_ms`` is how long nothing can be due, None if nothing is scheduled; ``last_due_ms`` the latest due time delivered;
     ``asked_ms`` when the claim was asked for, on the monotonic clock. ``handed`` is what the sink took, and ``handed_ms`` when it
-    had all of it, on the clock of this machine.
+    had all of it, on the clock of this machine. ``moved`` has the due times of what the claim moved into streams, by topic, or
+    ``<topic>:<group>`` for what comes again for a group; ``delivered`` does not count it.
     """
 
     delivered: int
@@ -42,6 +43,7 @@ class Tick:
     claimed: int = 0
     handed: Sequence[Delivery] = ()
     handed_ms: int = 0
+    moved: Mapping[str, Sequence[int]] = field(default_factory=dict)
 
 
 def run_tick(
@@ -71,14 +73,17 @@ def run_tick(
     claim = reply.claim
     if claim is None:
         next_ms = None if reply.next_due_ms is None else reply.next_due_ms - reply.now_ms
-        return Tick(0, 0, reply.now_ms, next_ms, reply.first_lease_ms)
+        last_due_ms = max((due_ms for dues in reply.moved.values() for due_ms in dues), default=None)
+        return Tick(
+            0, 0, reply.now_ms, next_ms, reply.first_lease_ms, last_due_ms, asked_ms=asked_ms, moved=reply.moved
+        )
 
     deadline_ms = asked_ms + (claim.lease_until_ms - reply.now_ms) * (1 - LEASE_MARGIN)
 
     def in_time() -> bool:
         return clock.monotonic_ms() < deadline_ms
 
-    deliveries = [Delivery(_message(claimed), claimed.due_ms, claimed.attempt) for claimed in claim.messages]
+    deliveries = [_delivery(claimed) for claimed in claim.messages]
     try:
         delivered = sink.deliver(deliveries, in_time, lambda: in_time() and not stopping())
     except SinkClosed as exc:
@@ -94,11 +99,12 @@ def run_tick(
         now_ms=reply.now_ms,
         next_ms=0,
         first_lease_ms=reply.first_lease_ms,
-        last_due_ms=deliveries[-1].due_ms,
+        last_due_ms=claim.messages[-1].due_ms,
         asked_ms=asked_ms,
         claimed=len(deliveries),
         handed=deliveries[:delivered],
         handed_ms=handed_ms,
+        moved=reply.moved,
     )
 
 
@@ -130,10 +136,11 @@ def _give_back(store: DrainStore, claim: Claim, delivered: int) -> None:
         pass  # the sink's error is the one to tell; the lease gives the messages back
 
 
-def _message(claimed: ClaimedMessage) -> Message:
+def _delivery(claimed: ClaimedMessage) -> Delivery:
     """Read a member; one that is not in our format, say from a hand-made ZADD, is delivered as it stands."""
     try:
-        return decode_member(claimed.member)
+        message = decode_member(claimed.member)
     except ValueError:
         text = claimed.member.decode("utf-8", "replace")
-        return Message(message_id=text[:22], id=text[:22], topic="default", message=text, headers={})
+        message = Message(message_id=text[:22], id=text[:22], topic="default", message=text, headers={})
+    return Delivery(message, claimed.due_ms if message.due_ms is None else message.due_ms, claimed.attempt)

@@ -1,7 +1,7 @@
 """What a loop counts."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from pipeline.core.lateness import Lateness, add_up
@@ -15,12 +15,13 @@ TOPIC_LENGTH_MAX = 64  # no topic of ours is longer; other producers may store w
 class Totals:
     """What a run of the loop did, in messages.
 
-    ``claimed`` is what it took; ``delivered`` what it handed over and acknowledged; ``stale`` what it handed over, but did not
-    acknowledge before its lease was over. ``repeated`` is what it handed over and somebody may have before, under a claim that
-    ended without acknowledgement; ``reclaimed`` what it gave back for loops that did not. ``errors`` counts by the cause's name.
+    ``claimed`` is what it took; ``delivered`` what it handed over and acknowledged, or moved into a stream; ``stale`` what it
+    handed over, but did not acknowledge before its lease was over. ``repeated`` is what it handed over and somebody may have
+    before, under a claim that ended without acknowledgement; ``reclaimed`` what it gave back for loops that did not. ``errors``
+    counts by the name of the cause.
 
     ``topics`` tells how late came what is delivered: from when it was due to when the sink had all of its claim, on the clock of
-    this machine, as ``delivered_ms`` on the screen.
+    this machine, as ``delivered_ms`` on the screen; of what went into a stream, to that moment on the server's clock.
 
     Args:
         topics_max: topics that are counted by themselves, the first that come; all others are counted together.
@@ -41,6 +42,21 @@ class Totals:
         for (topic, due_ms), messages in Counter((d.message.topic, d.due_ms) for d in deliveries).items():
             lateness = self.topics.get(topic) or self._topic(topic)
             lateness.add(delivered_ms - due_ms, messages)
+
+    def count_moved(self, moved: Mapping[str, Sequence[int]], at_ms: int) -> int:
+        """Take note of what went into streams at ``at_ms`` on the server's clock, by topic or ``<topic>:<group>``; return how much.
+
+        What comes again for a group was late once: only its first time counts for the lateness of its topic.
+        """
+        for name, dues in moved.items():
+            self.claimed += len(dues)
+            self.delivered += len(dues)
+            topic, _, group = name.partition(":")
+            if not group:
+                lateness = self.topics.get(topic) or self._topic(topic)
+                for due_ms, messages in Counter(dues).items():
+                    lateness.add(at_ms - due_ms, messages)
+        return sum(map(len, moved.values()))
 
     def count_error(self, error: Exception) -> None:
         """Take note of an error of ours, under the name of what caused it: a class of the client or of the system."""

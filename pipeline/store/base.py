@@ -1,7 +1,7 @@
 """What the pipeline asks of a store, and the values that cross that border."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Protocol
 
 NO_FENCE = ""  # of a file of which nothing is stored
@@ -81,22 +81,29 @@ class ClaimReply:
     """A claim, or None and the time until which nothing can be due.
 
     ``next_due_ms`` is None if nothing is scheduled (with a claim: unknown, ask again). ``first_lease_ms`` is when the first
-    lease of all loops ends, None if nothing is in flight. ``now_ms`` is the server's clock.
+    lease of all loops ends, None if nothing is in flight. ``now_ms`` is the server's clock. ``moved`` has the due times of what
+    went into streams, by topic, or ``<topic>:<group>`` for what comes again for one group.
     """
 
     now_ms: int
     claim: Claim | None
     next_due_ms: int | None
     first_lease_ms: int | None
+    moved: Mapping[str, Sequence[int]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class Stats:
-    """One look at a namespace; every number is of messages, times are epoch ms UTC on the server's clock."""
+    """One look at a namespace; every number is of messages, times are epoch ms UTC on the server's clock.
+
+    ``held`` is of paused topics, and counted as ``scheduled``, too; ``dead`` are the dead letters that are there.
+    """
 
     now_ms: int
     scheduled: int
+    held: int
     in_flight: int
+    dead: int
     next_due_ms: int | None
     overdue_ms: int
     counters: dict[str, int]

@@ -65,6 +65,38 @@ class Keys:
         """ZSET: loop id -> epoch ms of its last word, of every loop that has such a hash."""
         return self._key("drains")
 
+    def topics(self) -> str:
+        """SET: topics that have a stream, dead letters or held messages."""
+        return self._key("topics")
+
+    def stream(self, topic: str) -> str:
+        """STREAM: the messages of a topic that were due, for all its groups."""
+        return self._key(f"stream:{topic}")
+
+    def again(self, topic: str, group: str) -> str:
+        """STREAM: messages of a topic that one group gets again."""
+        return self._key(f"again:{topic}:{group}")
+
+    def active(self, topic: str, group: str) -> str:
+        """STRING: the consumer that has the turn in an ordered group; it expires with its lease."""
+        return self._key(f"active:{topic}:{group}")
+
+    def dead(self, topic: str) -> str:
+        """STREAM: messages of a topic that were given up, each with the reason."""
+        return self._key(f"dead:{topic}")
+
+    def held(self, topic: str) -> str:
+        """ZSET: member -> due_ms, of messages that came due while their topic was paused."""
+        return self._key(f"held:{topic}")
+
+    def pauses(self) -> str:
+        """HASH: topic -> epoch ms since when it is paused."""
+        return self._key("pauses")
+
+    def paces(self) -> str:
+        """HASH: topic -> epoch ms at which its next message may go, of topics with a max_rate."""
+        return self._key("paces")
+
     def counters(self) -> str:
         """HASH: stored known rejected delivered reclaimed stale_acks dead -> how many ever."""
         return self._key("counters")

@@ -5,19 +5,20 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any, TypeVar
 
-import redis
-
 from pipeline.config import DrainSettings
 from pipeline.core.errors import StoreProtocolError, StoreUnavailable
 from pipeline.store.base import Claim, ClaimedMessage, ClaimReply, Scheduled, Stats, Transaction
 from pipeline.store.connection import translated_errors
 from pipeline.store.keys import Keys
 from pipeline.store.resp import frame_command
+from pipeline.store.routes import ALL_TO_SCREEN, Routes, TopicRules
 from pipeline.store.schedule import schedule
-from pipeline.store.scripts import Scripts
+from pipeline.store.scripts import Scripts, run_script
 from pipeline.store.survey import survey
 
-BUCKET_TRIES = 8  # how often another loop may retire the oldest bucket between two calls before we call it a fault
+CLAIM_TRIES = (
+    8  # how often another loop may retire the oldest bucket, or a topic be new, before we look after other things
+)
 RECLAIM_LIMIT = 16  # claims a call; each is at most claim_limit messages
 PAGE = 1_000  # fields a round trip
 DISK_WAIT_MS = 2_000  # appendfsync everysec takes one second; less than a reply may take
@@ -39,6 +40,8 @@ class RedisStore:
         scripts: tests pass scripts without flags, for fakeredis.
 
         now_ms: tests pass a clock for the scripts; None means the server's own.
+
+        rules: where ``claim`` lets the messages of each topic go.
     """
 
     def __init__(
@@ -48,6 +51,7 @@ class RedisStore:
         drain: DrainSettings | None = None,
         scripts: Scripts | None = None,
         now_ms: Callable[[], int] | None = None,
+        rules: TopicRules = ALL_TO_SCREEN,
     ) -> None:
         self._client = client
         self._keys = keys
@@ -55,6 +59,7 @@ class RedisStore:
         self._scripts = scripts or Scripts()
         self._now_ms = now_ms
         self._oldest_bucket_ms = 0
+        self._routes = Routes(keys, rules)
 
     def fences(self, source_id: str, fence_tokens: Sequence[str]) -> list[str]:
         """Return how far each file is stored, ``NO_FENCE`` where nothing is."""
@@ -106,7 +111,9 @@ class RedisStore:
             pool.release(connection)
 
     def claim(self, name: str) -> ClaimReply:
-        """Take the oldest due messages of the oldest bucket in flight. Atomic; idempotent per ``name``.
+        """Take the oldest due messages of the oldest bucket, in flight or into the streams of their topics. Atomic.
+
+        Idempotent per ``name`` for what is in flight; what moved into a stream does so once, whoever asks and how often.
 
         Args:
             name: unique to this claim of this loop. After ``StoreUnavailable`` the same name gives the same messages.
@@ -114,35 +121,48 @@ class RedisStore:
         Raises:
             StoreUnavailable: whether messages are in flight now is unknown; call again with the same name.
         """
-        for _ in range(BUCKET_TRIES):
+        keys, drain, routes = self._keys, self._drain, self._routes
+        for _ in range(CLAIM_TRIES):
             bucket_start_ms = self._oldest_bucket_ms
             token = f"{bucket_start_ms}:{name}"
-            keys = self._keys
             reply = self._evaluate(
                 "claim",
-                [keys.buckets(), keys.bucket(bucket_start_ms), keys.claims(), keys.claim(token), keys.attempts()],
                 [
-                    bucket_start_ms,
-                    token,
-                    self._drain.claim_limit,
-                    self._drain.claim_bytes_max,
-                    round(self._drain.lease_sec * 1000),
-                    self._now(),
+                    *(keys.buckets(), keys.bucket(bucket_start_ms), keys.claims(), keys.claim(token), keys.attempts()),
+                    *(keys.pauses(), keys.ids(), keys.counters(), keys.paces(), keys.topics()),
+                    *routes.keys(),
+                ],
+                [
+                    *(bucket_start_ms, token, drain.claim_limit, drain.claim_bytes_max, round(drain.lease_sec * 1000)),
+                    *(drain.id_memory_sec * 1000, self._now()),
+                    *routes.arguments(),
                 ],
             )
-            status, now_ms, first_lease_ms, detail, rows, attempts = reply
+            status, now_ms, first_lease_ms, detail, rows, attempts, dues = reply
             now, first_lease = int(now_ms), int(first_lease_ms) if first_lease_ms else None
+            moved = {dues[i].decode(): [int(due_ms) for due_ms in dues[i + 1]] for i in range(0, len(dues), 2)}
             if status == b"OK":
                 claim = Claim(keys.shard, token, bucket_start_ms, int(detail), _claimed_messages(rows, attempts))
-                return ClaimReply(now, claim, None, first_lease)
+                return ClaimReply(now, claim, None, first_lease, moved)
+            if status == b"MOVED":
+                return ClaimReply(now, None, now, first_lease, moved)
             if status == b"WAIT":
                 return ClaimReply(now, None, int(detail), first_lease)
             if status == b"EMPTY":
                 return ClaimReply(now, None, None, first_lease)
-            if status != b"BUCKET":
-                raise _unknown_word("claim", status)
-            self._oldest_bucket_ms = int(detail)
+            self._learn(status, detail.decode())
         return ClaimReply(now, None, now, first_lease)
+
+    def _learn(self, status: bytes, detail: str) -> None:
+        """Take note of what the next try to claim must name."""
+        if status == b"BUCKET":
+            self._oldest_bucket_ms = int(detail)
+        elif status == b"ROUTE":
+            self._routes.learn_route(detail)
+        elif status == b"LATER":
+            self._routes.learn_later(detail)
+        else:
+            raise _unknown_word("claim", status)
 
     def ack(self, claim: Claim, delivered: int, caller_ids: Sequence[str]) -> bool:
         """Forget the first ``delivered`` messages of ``claim``. Atomic; saying it twice counts once.
@@ -232,17 +252,7 @@ class RedisStore:
         return int(given_back) if _holds("release", status) else 0
 
     def _evaluate(self, name: str, keys: Sequence[str], arguments: Sequence[Any]) -> Any:
-        """Run a script; teaches all of them to a server that doesn't know them (any more)."""
-        command = self._scripts.command(name, keys, arguments)
-        with translated_errors():
-            try:
-                return self._client.execute_command(*command)
-            except redis.exceptions.NoScriptError:
-                self._scripts.load(self._client)
-            try:
-                return self._client.execute_command(*command)
-            except redis.exceptions.NoScriptError as exc:
-                raise StoreUnavailable("Redis forgets its scripts as soon as it has them.") from exc
+        return run_script(self._client, self._scripts, name, keys, arguments)
 
     def _read(self, call: Callable[[], T]) -> T:
         with translated_errors():

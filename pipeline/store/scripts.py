@@ -5,7 +5,15 @@ from collections.abc import Sequence
 from importlib.resources import files
 from typing import Any
 
-NAMES = ("schedule", "claim", "ack", "release")
+import redis
+
+from pipeline.core.errors import StoreUnavailable
+from pipeline.store.connection import translated_errors
+
+NAMES = (
+    *("schedule", "claim", "ack", "release"),
+    *("resume", "trim", "settle", "gather", "again", "turn", "read", "leave", "redrive"),
+)
 
 
 def read_script(name: str) -> str:
@@ -39,6 +47,24 @@ class Scripts:
     def command_with_text(self, name: str, keys: Sequence[str], arguments: Sequence[Any]) -> tuple[Any, ...]:
         """Return the words of a call that works whether or not the server knows the script."""
         return ("EVAL", self._sources[name], len(keys), *keys, *arguments)
+
+
+def run_script(client: Any, scripts: Scripts, name: str, keys: Sequence[str], arguments: Sequence[Any]) -> Any:
+    """Run a script; teaches all of them to a server that doesn't know them (any more).
+
+    Raises:
+        StoreError: no answer, or an error.
+    """
+    command = scripts.command(name, keys, arguments)
+    with translated_errors():
+        try:
+            return client.execute_command(*command)
+        except redis.exceptions.NoScriptError:
+            scripts.load(client)
+        try:
+            return client.execute_command(*command)
+        except redis.exceptions.NoScriptError as exc:
+            raise StoreUnavailable("Redis forgets its scripts as soon as it has them.") from exc
 
 
 def _without_flags(source: str) -> str:

@@ -15,6 +15,7 @@ from pipeline.store.base import Claim, ClaimReply, Stats
 from pipeline.store.connection import translated_errors
 from pipeline.store.keys import Keys
 from pipeline.store.redis_store import RedisStore
+from pipeline.store.routes import ALL_TO_SCREEN, TopicRules
 
 
 def shard_of(name: str, shards: int) -> int:
@@ -79,7 +80,7 @@ class ShardedStore:
             reply = self._shards[self._next].claim(name)
             self._next = (self._next + 1) % len(self._shards)
             replies.append(reply)
-            if reply.claim is not None:
+            if reply.claim is not None or reply.moved:
                 break
         claim = replies[-1].claim
         dues = [] if claim else [reply.next_due_ms for reply in replies if reply.next_due_ms is not None]
@@ -88,6 +89,7 @@ class ShardedStore:
             claim=claim,
             next_due_ms=min(dues, default=None),
             first_lease_ms=min((r.first_lease_ms for r in replies if r.first_lease_ms is not None), default=None),
+            moved=replies[-1].moved,
         )
 
     def ack(self, claim: Claim, delivered: int, caller_ids: Sequence[str]) -> bool:
@@ -109,13 +111,17 @@ class ShardedStore:
         return Stats(
             now_ms=max(stats.now_ms for stats in each),
             scheduled=sum(stats.scheduled for stats in each),
+            held=sum(stats.held for stats in each),
             in_flight=sum(stats.in_flight for stats in each),
+            dead=sum(stats.dead for stats in each),
             next_due_ms=min((s.next_due_ms for s in each if s.next_due_ms is not None), default=None),
             overdue_ms=max(stats.overdue_ms for stats in each),
             counters={name: sum(stats.counters.get(name, 0) for stats in each) for name in names},
         )
 
 
-def open_shards(client: Any, settings: RedisSettings, drain: DrainSettings | None = None) -> list[RedisStore]:
+def open_shards(
+    client: Any, settings: RedisSettings, drain: DrainSettings | None = None, rules: TopicRules = ALL_TO_SCREEN
+) -> list[RedisStore]:
     """Return a store for each shard, all of one client."""
-    return [RedisStore(client, keys, drain) for keys in keys_of(settings)]
+    return [RedisStore(client, keys, drain, rules=rules) for keys in keys_of(settings)]

@@ -28,11 +28,18 @@ def survey(client: Any, keys: Keys, now_ms: int) -> Stats:
         in_flight = sum(ask_each(client, ("LLEN",), claims)) // 2
         heads = [int(due_ms) for due_ms in ask_each(client, ("LINDEX",), claims, (1,)) if due_ms is not None]
         counters = client.hgetall(keys.counters())
+        topics = [topic.decode() for topic in client.smembers(keys.topics())]
+        helds = [keys.held(topic) for topic in topics]
+        held = sum(ask_each(client, ("ZCARD",), helds))
+        dead = sum(ask_each(client, ("XLEN",), [keys.dead(topic) for topic in topics]))
+        heads += [int(score) for key in helds for _, score in client.zrange(key, 0, 0, withscores=True)]
     oldest_ms = min([*heads, *([] if next_due_ms is None else [next_due_ms])], default=now_ms)
     return Stats(
         now_ms=now_ms,
-        scheduled=scheduled,
+        scheduled=scheduled + held,
+        held=held,
         in_flight=in_flight,
+        dead=dead,
         next_due_ms=next_due_ms,
         overdue_ms=max(0, now_ms - oldest_ms),
         counters={name.decode(): int(value) for name, value in counters.items()},

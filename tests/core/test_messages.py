@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.core.messages import DEFAULT_TOPIC, Message, decode_member, encode_member
+from pipeline.core.messages import DEFAULT_TOPIC, Message, decode_member, encode_again, encode_member
 
 ID = "OZ0aaaabbbbbbb0000000a"
 
@@ -15,6 +15,14 @@ def test_a_member_gives_back_what_was_put_in(
 ) -> None:
     member = encode_member(ID, message, topic, caller_id, headers)
     assert decode_member(member) == Message(ID, ID if caller_id is None else caller_id, topic, message, headers)
+
+
+@given(_TEXTS, _TEXTS, _TEXTS, st.dictionaries(_TEXTS, _TEXTS), st.integers(-(10**15), 10**15), _TEXTS)
+def test_a_rescheduled_member_gives_back_what_was_put_in(
+    message: str, topic: str, id: str, headers: dict[str, str], due_ms: int, group: str
+) -> None:
+    member = encode_again(ID, message, topic, id, headers, due_ms, group, attempt=3)
+    assert decode_member(member) == Message(ID, id, topic, message, headers, due_ms)
 
 
 @given(st.dictionaries(_TEXTS, _TEXTS))
@@ -55,6 +63,11 @@ def test_what_is_absent_is_left_out() -> None:
         (ID.encode() + b'j{"message":"m","headers":[]}', "wrong type"),
         (ID.encode() + b'j{"message":"m","headers":{"a":1}}', "wrong type"),
         (ID.encode() + b'j{"message":"\\ud800"}', "lone surrogate"),
+        (ID.encode() + b'j{"message":"m","due_ms":"1"}', "not an object of"),
+        (ID.encode() + b'r{"message":"m"}', "when it was due"),
+        (ID.encode() + b'r{"message":"m","due_ms":"soon"}', "when it was due"),
+        (ID.encode() + b'r{"message":"m","due_ms":1}', "wrong type"),
+        (ID.encode() + b'r{"message":"m","due_ms":"1","attempt":2}', "wrong type"),
     ],
 )
 def test_a_foreign_member_is_refused_with_a_sentence(member: bytes, sentence: str) -> None:
@@ -63,7 +76,13 @@ def test_a_foreign_member_is_refused_with_a_sentence(member: bytes, sentence: st
     assert str(caught.value).endswith(".")
 
 
-@given(st.one_of(st.binary(), st.binary().map(lambda tail: ID.encode() + b"j" + tail)))
+@given(
+    st.one_of(
+        st.binary(),
+        st.binary().map(lambda tail: ID.encode() + b"j" + tail),
+        st.binary().map(lambda tail: ID.encode() + b"r" + tail),
+    )
+)
 def test_any_bytes_are_read_or_refused(member: bytes) -> None:
     try:
         assert isinstance(decode_member(member), Message)

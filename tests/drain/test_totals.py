@@ -40,3 +40,11 @@ def test_an_error_is_counted_under_the_name_of_its_cause() -> None:
         totals.count_error(error)
     totals.count_error(SinkClosed("Nobody reads.", 0))
     assert totals.errors == {"TimeoutError": 2, "StoreUnavailable": 1, "SinkClosed": 1}
+
+
+def test_what_moved_counts_as_delivered_and_only_the_first_time_for_the_lateness() -> None:
+    totals = Totals()
+    assert totals.count_moved({"mail": [90, 99], "mail:billing": [5]}, at_ms=100) == 3
+    assert (totals.delivered, totals.claimed) == (3, 3)
+    assert list(totals.topics) == ["mail"]
+    assert (totals.topics["mail"].total(), totals.topics["mail"].max_ms) == (2, 10)

@@ -3,9 +3,10 @@
 from dataclasses import dataclass
 from itertools import groupby
 
+from pipeline.core.messages import encode_member
 from pipeline.store.base import NO_FENCE, Transaction
 from pipeline.store.resp import unframe_pairs
-from tests.store.builders import group, transaction
+from tests.store.builders import group, member, transaction
 
 ALL = "all"
 
@@ -25,6 +26,15 @@ class LandedFile:
 
     token: str
     lines: tuple[Line, ...]
+    topics: tuple[str, ...] = ()  # that its lines take turns with; without, their messages are plain
+
+    def member_of(self, number: int, caller_id: str) -> bytes:
+        """Return what is stored for a line."""
+        if not self.topics:
+            return member(number, token=self.token)
+        topic = self.topics[number % len(self.topics)]
+        text = f"message {number} of {self.token}"
+        return encode_member(f"{self.token}{number:08x}", text, topic, caller_id or None)
 
     def fence_at(self, place: int) -> str:
         """Return the fence that says that the lines before ``place`` are stored."""
@@ -47,6 +57,7 @@ class LandedFile:
             rejected=len(part) - len(accepted),
             identified=tuple(line for line in accepted if line[2]),
             token=self.token,
+            member_of=self.member_of,
         )
 
 

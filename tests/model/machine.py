@@ -1,7 +1,7 @@
 """A Hypothesis machine that drives a real server and the reference side by side, and checks what the pipeline promises."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import hypothesis.strategies as st
 import pytest
@@ -15,12 +15,13 @@ from tests.model.storing import LOOPS, StoringMachine
 from tests.model.times import AROUND_MS, LEASE_MS, STEPS_MS
 from tests.store.builders import BUCKET_MS
 
-PERMANENT = {"counters", "ids", "fence", "fences"}  # what may be left when every message is delivered
+PERMANENT = frozenset({"counters", "ids", "fence", "fences"})  # what may be left when every message is delivered
 
 
 class StoreMachine(StoringMachine):
     """Files are stored, loops claim, acknowledge and give back, and time goes where it likes."""
 
+    permanent: ClassVar[frozenset[str]] = PERMANENT
     sound = False  # whether the last look found everything in order
 
     claims: Bundle[Claim] = Bundle("claims")
@@ -65,7 +66,7 @@ class StoreMachine(StoringMachine):
 
     def check_new_claim(self, claim: Claim) -> None:
         claimed = [(m.due_ms, m.member) for m in claim.messages]
-        left = [(due_ms, m) for m, due_ms in self.seen.waiting() if m not in {m.member for m in claim.messages}]
+        left = [(due_ms, m) for m, due_ms in self.look().waiting()]
         assert 0 < len(claimed) <= DRAIN.claim_limit
         assert claimed == sorted(claimed)
         assert claimed[-1] < min(left, default=(float("inf"), b"")), "something older was left"
@@ -165,17 +166,20 @@ class StoreMachine(StoringMachine):
         self.sound = False
         self.seen = self.look()
         assert self.seen == read_reference(self.reference)
-        in_one_place = sorted(self.seen.everything())
-        assert in_one_place == sorted(self.accepted.keys() - self.acknowledged.keys()), "lost, doubled or invented"
-        assert all(due_ms == self.accepted[m] for m, due_ms in self.seen.waiting())
+        self.check_that_each_is_in_one_place()
         for start, held in self.seen.buckets.items():
             assert all(start <= due_ms < start + BUCKET_MS for due_ms in held.values())
         assert self.seen.index == self.seen.buckets.keys()
         assert self.seen.leases.keys() == self.seen.claims.keys()
         assert self.seen.counters.get("stored", 0) == len(self.accepted)
-        assert self.seen.counters.get("delivered", 0) == len(self.acknowledged)
         self.latest_ms = max(self.latest_ms, self.now_ms)
         self.sound = True
+
+    def check_that_each_is_in_one_place(self) -> None:
+        in_one_place = sorted(self.seen.everything())
+        assert in_one_place == sorted(self.accepted.keys() - self.acknowledged.keys()), "lost, doubled or invented"
+        assert all(due_ms == self.accepted[m] for m, due_ms in self.seen.waiting())
+        assert self.seen.counters.get("delivered", 0) == len(self.acknowledged)
 
     def teardown(self) -> None:
         """Deliver everything that is left: then nothing is missing and nothing is left over."""
@@ -188,14 +192,15 @@ class StoreMachine(StoringMachine):
                 break
             self.deliver_or_wait()
         assert self.acknowledged.keys() == self.accepted.keys()
-        assert self.seen.names <= PERMANENT
+        assert self.seen.names <= self.permanent
 
     def deliver_or_wait(self) -> None:
         self.loops[0].passes += 1
-        reply = self.loops[0].same(lambda store: store.claim(f"loop0:{self.loops[0].passes}"))
-        if reply.claim:
-            self.acknowledge_all(reply.claim)
+        claim = self.ask(self.loops[0], f"loop0:{self.loops[0].passes}")
+        if isinstance(claim, Claim):
+            self.acknowledge_all(claim)
             return
-        times = [ms for ms in (reply.next_due_ms, reply.first_lease_ms) if ms is not None]
-        self.now_ms = max(self.now_ms, min(times))
+        self.seen = self.look()
+        times = [*self.seen.leases.values(), *(due_ms for _, due_ms in self.seen.waiting())]
+        self.now_ms = max(self.now_ms, min(times, default=0))
         self.reclaim(0)

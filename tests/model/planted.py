@@ -166,12 +166,12 @@ PLANTED = [
     Planted(
         "the last lease is told, not the first", "claim", "claims, 0, 0, 'WITHSCORES'", "claims, -1, -1, 'WITHSCORES'"
     ),
-    Planted("attempts are not told", "claim", "redis.call('EXISTS', attempts) == 1", "false"),
+    Planted("attempts are not told", "claim", "if rows and is_tried then", "if false then"),
     Planted(
         "a claim takes before it puts",
         "claim",
-        "for first = 1, 2 * count, 2 * PAGE do",
-        "redis.call('ZREMRANGEBYRANK', bucket, 0, count - 1)\nfor first = 1, 2 * count, 2 * PAGE do",
+        "redis.call('LLEN', claim)\n",
+        "redis.call('ZREMRANGEBYRANK', bucket, 0, count - 1)\n",
         "redis.call('ZREMRANGEBYRANK', bucket, 0, count - 1) -- the lowest scores are the lowest ranks",
     ),
     # ack
@@ -227,4 +227,66 @@ PLANTED = [
         "redis.call('UNLINK', claim)\nfor index = 1, #rows, 2 do",
         "redis.call('UNLINK', claim)",
     ),
+]
+
+# What only the machine with topics can find.
+PLANTED_IN_STREAMS = [
+    Planted("all goes to the screen", "claim", "if not step.key and not route.streams then", "if true then"),
+    Planted("a moved message stays in its bucket", "claim", "bucket, 0, count - 1)", "bucket, 0, #rows / 2 - 1)"),
+    Planted("a moved message is not counted", "claim", "{delivered = delivered, dead = dead}", "{dead = dead}"),
+    Planted("a dead letter is not counted", "claim", "{delivered = delivered, dead = dead}", "{delivered = delivered}"),
+    Planted("nothing is checked before it is written", "claim", "if not checked[step.key] then", "if false then"),
+    Planted("the claim's key is not checked before", "claim", "redis.call('LLEN', claim)\n", ""),
+    Planted("a moved id is forgotten at once", "claim", "'XX', text(now_ms + id_memory_ms)", "'XX', text(now_ms)"),
+    Planted("a moved id is remembered for ever", "claim", "redis.call('ZADD', ids, 'XX',", "tostring('XX' .."),
+    Planted("ids are never cleaned up", "claim", "if has_ids then", "if false then"),
+    Planted("attempts of what moved are kept", "claim", "redis.call('HDEL', attempts,", "tostring("),
+    Planted("attempts of what moved are not told", "claim", "(is_tried and text(tries_before(member) + 1))", "nil"),
+    Planted("a pause is overlooked", "claim", "redis.call('HEXISTS', pauses, body.topic) == 1", "false"),
+    Planted("a pause counts for all topics", "claim", "redis.call('HEXISTS', pauses, body.topic) == 1", "true"),
+    Planted("nothing expires", "claim", "route.expire_ms > 0 and", "false and"),
+    Planted("it expires a millisecond early", "claim", "> route.expire_ms then", ">= route.expire_ms then"),
+    Planted(
+        "an expired message is delivered, too",
+        "claim",
+        "step.key, step.is_dead = route.dead, true",
+        "step.is_dead = true",
+    ),
+    Planted("a pace is overlooked", "claim", "if go_ms > now_ms + BURST_MS then", "if false then"),
+    Planted("a pace lets no burst through", "claim", "if go_ms > now_ms + BURST_MS then", "if go_ms > now_ms then"),
+    Planted("a pace is forgotten between claims", "claim", "redis.call('HSET', paces, topic,", "tostring(topic .."),
+    Planted(
+        "what waits for its pace loses its due time",
+        "claim",
+        "headers = body.headers, due_ms = step.due_ms}",
+        "headers = body.headers, due_ms = step.score}",
+    ),
+    Planted(
+        "what waits for its pace waits again",
+        "claim",
+        "route.interval_ms > 0 and not body.due_ms then",
+        "route.interval_ms > 0 then",
+    ),
+    Planted("a later bucket is not indexed", "claim", "redis.call('ZADD', buckets, step.start, step.start)", ""),
+    Planted(
+        "what waits for its pace is a copy",
+        "claim",
+        "string.sub(member, 1, MESSAGE_ID_LENGTH) .. 'r' ..",
+        "'1' .. string.sub(member, 2, MESSAGE_ID_LENGTH) .. 'r' ..",
+    ),
+    Planted("topics are not indexed", "claim", "redis.call('SADD', topics, body.topic)", "true"),
+    Planted(
+        "a route that is missing is taken for the screen's",
+        "claim",
+        "    need, detail = 'ROUTE', name\n    return false",
+        "    rows[#rows + 1], rows[#rows + 2] = member, due_ms\n    return true",
+    ),
+    # resume
+    Planted("what is paused is put back", "resume", "redis.call('HEXISTS', pauses, topic) == 1", "false"),
+    Planted(
+        "what is put back is not indexed", "resume", "redis.call('ZADD', buckets, bucket_start_ms, bucket_start_ms)", ""
+    ),
+    Planted("what is put back is lost", "resume", "redis.call('ZADD', bucket, rows[index + 1], rows[index])", ""),
+    Planted("what is put back rings no bell", "resume", "redis.call('PUBLISH', wake_channel, bucket_start_ms)", ""),
+    Planted("all is put back into one bucket", "resume", "tonumber(bucket_start_ms) + BUCKET_WIDTH_MS - 1", "9e15"),
 ]

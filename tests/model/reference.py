@@ -13,6 +13,8 @@ from typing import Any
 
 from pipeline.store.base import NO_FENCE, Scheduled, Transaction
 from tests.model.landed import messages_of
+from tests.model.topics import DEAD, HELD, LATER, SCREEN, Plan, Routing, Topics
+from tests.store.builders import BUCKET_MS
 
 MESSAGE_ID_LENGTH = 22
 PAGE = 100
@@ -56,6 +58,7 @@ class ReferenceServer:
     ids: dict[str, float] = field(default_factory=dict)
     fences: dict[tuple[str, str], Fence] = field(default_factory=dict)
     counters: Counter[str] = field(default_factory=Counter)
+    topics: Topics = field(default_factory=Topics)
     rings: list[int] = field(default_factory=list)  # the due_ms of newcomers that were before everything else
 
     def execute_command(self, word: str, name: str, *arguments: Any) -> Any:
@@ -103,24 +106,72 @@ class ReferenceServer:
         heard, self.rings = self.rings, []
         return heard
 
-    def _claim(self, bucket: int, token: str, limit: int, bytes_max: int, lease_ms: int, now: int | str) -> list[Any]:
+    def _claim(
+        self,
+        bucket: int,
+        token: str,
+        limit: int,
+        bytes_max: int,
+        lease_ms: int,
+        memory_ms: int,
+        now: int | str,
+        *routing: Any,
+    ) -> list[Any]:
         now_ms = self._now(now)
         lease = self.claims.get(token)
-        if lease is None:
-            oldest = min(self.buckets, default=None)
-            if oldest is None:
-                return self._reply(b"EMPTY", now_ms, "")
-            if oldest != bucket:
-                return self._reply(b"BUCKET", now_ms, oldest)
-            rows = self._due(bucket, limit, bytes_max, now_ms)
-            if not rows:
-                return self._reply(b"WAIT", now_ms, min(self.buckets[bucket].values()))
-            for taken, _ in rows:
-                del self.buckets[bucket][taken]
-            if not self.buckets[bucket]:
-                del self.buckets[bucket]
-            lease = self.claims[token] = Lease(now_ms + lease_ms, rows)
-        return self._reply(b"OK", now_ms, lease.until_ms, lease.rows)
+        if lease is not None:
+            return self._reply(b"OK", now_ms, lease.until_ms, lease.rows)
+        oldest = min(self.buckets, default=None)
+        if oldest is None:
+            return self._reply(b"EMPTY", now_ms, "")
+        if oldest != bucket:
+            return self._reply(b"BUCKET", now_ms, oldest)
+        due = self._due(bucket, limit, bytes_max, now_ms)
+        if not due:
+            return self._reply(b"WAIT", now_ms, min(self.buckets[bucket].values()))
+        plan = self.topics.plan(due, Routing(routing), now_ms)
+        if plan.missing and not plan.steps:
+            return self._reply(plan.missing[0], now_ms, plan.missing[1])
+        rows = self._carry_out(plan, bucket, now_ms, memory_ms)
+        if not rows:
+            return self._reply(b"MOVED", now_ms, "", moved=plan.moved())
+        lease = self.claims[token] = Lease(now_ms + lease_ms, rows)
+        return self._reply(b"OK", now_ms, lease.until_ms, lease.rows, plan.moved())
+
+    def _carry_out(self, plan: Plan, bucket: int, now_ms: int, memory_ms: int) -> list[tuple[bytes, int]]:
+        """Let each message go where it is to go; returns those for the screen."""
+        rows, forgets = [], False
+        for step in plan.steps:
+            del self.buckets[bucket][step.member]
+            if step.place == SCREEN:
+                rows.append((step.member, step.score))
+            elif step.place == LATER:
+                self.buckets.setdefault(step.later_ms - step.later_ms % BUCKET_MS, {})[step.later_member] = (
+                    step.later_ms
+                )
+            elif step.place == HELD:
+                self.topics.held.setdefault(step.topic, {})[step.member] = step.score
+            else:
+                attempt = self.attempts.pop(_message_id(step.member), 0) + 1
+                self.topics.write(step, step.attempt or attempt, now_ms)
+                self.counters["dead" if step.place == DEAD else "delivered"] += 1
+                if step.caller_id and not step.group:
+                    forgets = True
+                    if step.caller_id in self.ids:
+                        self.ids[step.caller_id] = now_ms + memory_ms
+            if step.place != SCREEN:
+                self.topics.names.add(step.topic)
+        if forgets:
+            self._forget_ids(now_ms)
+        if not self.buckets[bucket]:
+            del self.buckets[bucket]
+        self.topics.paces |= {topic: round(go_ms, 3) for topic, go_ms in plan.paces.items()}
+        return rows
+
+    def _forget_ids(self, now_ms: int) -> None:
+        over = sorted((until, caller_id) for caller_id, until in self.ids.items() if until <= now_ms)
+        for _, caller_id in over[:FORGET_LIMIT]:
+            del self.ids[caller_id]
 
     def _ack(
         self, token: str, until_ms: int, claimed: int, delivered: int, memory_ms: int, now: int | str, *ids: str
@@ -138,9 +189,7 @@ class ReferenceServer:
                 if caller_id in self.ids:
                     self.ids[caller_id] = now_ms + memory_ms
             if ids:
-                over = sorted((until, caller_id) for caller_id, until in self.ids.items() if until <= now_ms)
-                for _, caller_id in over[:FORGET_LIMIT]:
-                    del self.ids[caller_id]
+                self._forget_ids(now_ms)
             self.counters["delivered"] += count
             del lease.rows[:count]
         if delivered == claimed:
@@ -174,11 +223,17 @@ class ReferenceServer:
         return rows
 
     def _reply(
-        self, status: bytes, now_ms: int, detail: int | str, rows: Sequence[tuple[bytes, int]] = ()
+        self,
+        status: bytes,
+        now_ms: int,
+        detail: int | str,
+        rows: Sequence[tuple[bytes, int]] = (),
+        moved: Sequence[Any] = (),
     ) -> list[Any]:
         first_lease = min((lease.until_ms for lease in self.claims.values()), default="")
         attempts = [self.attempts.get(_message_id(taken), 0) for taken, _ in rows]
-        return [status, now_ms, first_lease, detail, [value for row in rows for value in row], attempts]
+        words = [value for row in rows for value in row]
+        return [status, now_ms, first_lease, str(detail).encode(), words, attempts, moved]
 
     def _now(self, argument: int | str) -> int:
         return self.clock() if argument == "" else int(argument)

@@ -1,11 +1,13 @@
 """Everything that a namespace holds, read past the store, as plain values that compare."""
 
+import json
 from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
 from pipeline.store.keys import Keys
-from tests.model.reference import ReferenceServer
+from tests.model.reference import MESSAGE_ID_LENGTH, ReferenceServer
+from tests.model.topics import Entry
 
 
 @dataclass(frozen=True)
@@ -22,6 +24,12 @@ class Snapshot:
     fences: dict[tuple[str, str], str]
     moved: dict[tuple[str, str], float]
     counters: dict[str, int]
+    topics: frozenset[str]
+    streams: dict[str, list[Entry]]
+    dead: dict[str, list[Entry]]
+    held: dict[str, dict[bytes, int]]
+    pauses: dict[str, int]
+    paces: dict[str, float]
 
     def waiting(self) -> list[tuple[bytes, int]]:
         """The messages in all buckets."""
@@ -39,12 +47,16 @@ def read_server(client: Any, keys: Keys) -> Snapshot:
     pipeline = client.pipeline(transaction=False)
     for key in found:
         kind = key.removeprefix(tag).partition(":")[0]
-        if kind in ("attempts", "counters"):
+        if kind in ("attempts", "counters", "pauses", "paces"):
             pipeline.hgetall(key)
         elif kind == "fence":
             pipeline.get(key)
         elif kind == "claim":
             pipeline.lrange(key, 0, -1)
+        elif kind in ("stream", "again", "dead"):
+            pipeline.xrange(key)
+        elif kind == "topics":
+            pipeline.smembers(key)
         else:
             pipeline.zrange(key, 0, -1, withscores=True)
     values: dict[str, dict[str, Any]] = {}
@@ -55,7 +67,9 @@ def read_server(client: Any, keys: Keys) -> Snapshot:
     return Snapshot(
         names=frozenset(values),
         index=frozenset(int(start) for start, _ in _only(values, "buckets")),
-        buckets={int(start): {m: int(due) for m, due in rows} for start, rows in values.get("bucket", {}).items()},
+        buckets={
+            int(start): {same_text(m): int(due) for m, due in rows} for start, rows in values.get("bucket", {}).items()
+        },
         leases={token.decode(): int(until) for token, until in _only(values, "claims")},
         claims={
             token: [(m, int(due_ms)) for m, due_ms in zip(rows[::2], rows[1::2], strict=True)]
@@ -73,7 +87,29 @@ def read_server(client: Any, keys: Keys) -> Snapshot:
             for token, at_ms in moves
         },
         counters={name.decode(): int(count) for name, count in dict(_only(values, "counters")).items() if int(count)},
+        topics=frozenset(topic.decode() for topic in _only(values, "topics")),
+        streams={
+            name: [entry_of(fields) for _, fields in entries]
+            for name, entries in {**values.get("stream", {}), **values.get("again", {})}.items()
+        },
+        dead={topic: [entry_of(fields) for _, fields in entries] for topic, entries in values.get("dead", {}).items()},
+        held={topic: {same_text(m): int(due) for m, due in rows} for topic, rows in values.get("held", {}).items()},
+        pauses={topic.decode(): int(since) for topic, since in dict(_only(values, "pauses")).items()},
+        paces={topic.decode(): float(go_ms) for topic, go_ms in dict(_only(values, "paces")).items()},
     )
+
+
+def entry_of(fields: dict[bytes, bytes]) -> Entry:
+    """Read an entry of a stream, or a dead letter."""
+    names = (b"id", b"message", b"topic", b"due_ms", b"attempt")
+    entry_id, message, topic, due_ms, attempt = (fields[name].decode() for name in names)
+    return entry_id, message, topic, int(due_ms), int(attempt), fields.get(b"reason", b"").decode()
+
+
+def same_text(stored: bytes) -> bytes:
+    """Return a member with the fields of its JSON in one order; scripts write them in any."""
+    head, body = stored[: MESSAGE_ID_LENGTH + 1], stored[MESSAGE_ID_LENGTH + 1 :]
+    return head + json.dumps(json.loads(body), sort_keys=True).encode() if head.endswith(b"r") else stored
 
 
 def read_reference(server: ReferenceServer) -> Snapshot:
@@ -88,11 +124,18 @@ def read_reference(server: ReferenceServer) -> Snapshot:
         "fence": server.fences,
         "fences": server.fences,
         "counters": server.counters,
+        "topics": server.topics.names,
+        "stream": [name for name in server.topics.streams if ":" not in name],
+        "again": [name for name in server.topics.streams if ":" in name],
+        "dead": server.topics.dead,
+        "held": server.topics.held,
+        "pauses": server.topics.pauses,
+        "paces": server.topics.paces,
     }
     return Snapshot(
         names=frozenset(name for name, values in there.items() if values),
         index=frozenset(server.buckets),
-        buckets={start: dict(held) for start, held in server.buckets.items()},
+        buckets={start: {same_text(m): due for m, due in held.items()} for start, held in server.buckets.items()},
         leases={token: lease.until_ms for token, lease in server.claims.items()},
         claims={token: list(lease.rows) for token, lease in server.claims.items()},
         attempts=dict(server.attempts),
@@ -100,6 +143,12 @@ def read_reference(server: ReferenceServer) -> Snapshot:
         fences={file: fence.text for file, fence in server.fences.items()},
         moved={file: fence.moved_ms for file, fence in server.fences.items()},
         counters=dict(+Counter(server.counters)),
+        topics=frozenset(server.topics.names),
+        streams={name: list(entries) for name, entries in server.topics.streams.items()},
+        dead={topic: list(entries) for topic, entries in server.topics.dead.items()},
+        held={topic: {same_text(m): due for m, due in rows.items()} for topic, rows in server.topics.held.items()},
+        pauses=dict(server.topics.pauses),
+        paces=dict(server.topics.paces),
     )
 
 

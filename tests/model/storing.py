@@ -8,6 +8,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, multi
 
 from pipeline.store.keys import Keys
 from pipeline.store.redis_store import RedisStore
+from pipeline.store.routes import ALL_TO_SCREEN, TopicRules
 from pipeline.store.scripts import Scripts
 from tests.model.landed import LandedFile, Line, together
 from tests.model.pair import DRAIN, Pair
@@ -15,7 +16,7 @@ from tests.model.reference import ReferenceServer
 from tests.model.snapshot import Snapshot, read_server
 from tests.model.times import DELAYS_MS, DUES, ID_MEMORY_MS, START_MS
 from tests.model.writer import SlowClient
-from tests.store.builders import BUCKET_MS, member
+from tests.store.builders import BUCKET_MS
 
 LOOPS = 3
 WRITERS = 2
@@ -35,6 +36,8 @@ class StoringMachine(RuleBasedStateMachine):
     scripts: ClassVar[Scripts]
     store_type: ClassVar[type[RedisStore]] = RedisStore
     clock_error_ms: ClassVar[int] = 0
+    topics: ClassVar[tuple[str, ...]] = ()  # of the messages that are stored
+    topic_rules: ClassVar[TopicRules] = ALL_TO_SCREEN
 
     files: Bundle[LandedFile] = Bundle("files")
 
@@ -92,6 +95,7 @@ class StoringMachine(RuleBasedStateMachine):
                 Line(number, due_ms, caller_id)
                 for number, (due_ms, (_, caller_id)) in enumerate(zip(dues, lines, strict=True), start=1)
             ),
+            self.topics,
         )
 
     @rule(file=files, writer=st.integers(0, WRITERS - 1))
@@ -174,8 +178,8 @@ class StoringMachine(RuleBasedStateMachine):
         before, self.seen = self.seen, self.look()
         new = {m: due_ms for m, due_ms in self.seen.waiting() if m not in before.everything()}
         assert not new.keys() & self.accepted.keys(), "stored twice"
-        for token, line in ((file.token, line) for file in files for line in file.lines):
-            stored = member(line.number, token=token)
+        for landed, line in ((file, line) for file in files for line in file.lines):
+            stored = landed.member_of(line.number, line.caller_id)
             if line.caller_id and stored in new:
                 other = self.ids.get(line.caller_id)
                 assert other is None or (

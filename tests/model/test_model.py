@@ -9,8 +9,9 @@ from hypothesis.stateful import run_state_machine_as_test
 from pipeline.store import scripts
 from pipeline.store.redis_store import RedisStore
 from tests.model.machine import StoreMachine
-from tests.model.planted import PLANTED, Planted
+from tests.model.planted import PLANTED, PLANTED_IN_STREAMS, Planted
 from tests.model.storing import WRITERS
+from tests.model.streaming import StreamMachine
 from tests.servers import RealServer, real_server
 
 # Derandomised: CI sees the same examples each time, and a planted fault that is found once is found again.
@@ -33,7 +34,10 @@ def server() -> Iterator[RealServer]:
 
 
 def machine_on(
-    server: RealServer, store_type: type[RedisStore] = RedisStore, clock_error_ms: int = 0
+    server: RealServer,
+    store_type: type[RedisStore] = RedisStore,
+    clock_error_ms: int = 0,
+    machine_type: type[StoreMachine] = StoreMachine,
 ) -> type[StoreMachine]:
     """The machine, with the scripts as they read now."""
     loaded = scripts.Scripts()
@@ -44,17 +48,28 @@ def machine_on(
         "store_type": store_type,
         "clock_error_ms": clock_error_ms,
     }
-    return type("Machine", (StoreMachine,), chosen)
+    return type("Machine", (machine_type,), chosen)
 
 
-def test_every_promise_holds(server: RealServer) -> None:
-    run_state_machine_as_test(machine_on(server), settings=SETTINGS)
+@pytest.mark.parametrize("machine_type", [StoreMachine, StreamMachine])
+def test_every_promise_holds(server: RealServer, machine_type: type[StoreMachine]) -> None:
+    run_state_machine_as_test(machine_on(server, machine_type=machine_type), settings=SETTINGS)
 
 
 @pytest.mark.parametrize("fault", PLANTED, ids=lambda fault: f"{fault.where}: {fault.name}")
 def test_a_planted_fault_is_found(server: RealServer, monkeypatch: pytest.MonkeyPatch, fault: Planted) -> None:
     monkeypatch.setattr(scripts, "read_script", fault.over(scripts.read_script))
     machine = machine_on(server, fault.store_type())
+    with pytest.raises(AssertionError):
+        run_state_machine_as_test(machine, settings=TO_THE_FIRST_FAILURE)
+
+
+@pytest.mark.parametrize("fault", PLANTED_IN_STREAMS, ids=lambda fault: f"{fault.where}: {fault.name}")
+def test_a_fault_planted_in_streams_is_found(
+    server: RealServer, monkeypatch: pytest.MonkeyPatch, fault: Planted
+) -> None:
+    monkeypatch.setattr(scripts, "read_script", fault.over(scripts.read_script))
+    machine = machine_on(server, machine_type=StreamMachine)
     with pytest.raises(AssertionError):
         run_state_machine_as_test(machine, settings=TO_THE_FIRST_FAILURE)
 

@@ -52,7 +52,9 @@ class History:
     def seen(self) -> Counter[str]:
         """Count what must not be missing from some hundred runs, lest they prove nothing."""
         found = Counter(kind for *_, kind in self.faults())
-        found.update(e.what for e in self.events if e.what in ("stale", "reclaimed", "gave back", "unheard ring"))
+        found.update(
+            e.what for e in self.events if e.what in ("stale", "reclaimed", "gave back", "moved", "unheard ring")
+        )
         claims = Counter(e.details[0] for e in self.of("claimed") if e.details[2])
         found["a claim told again"] = sum(not e.details[2] for e in self.of("claimed"))
         found["a token claimed again"] = sum(count > 1 for count in claims.values())
@@ -63,13 +65,16 @@ class History:
 
 def check(history: History) -> list[str]:
     """Say every promise that was broken."""
-    checks = (nothing_lost, nothing_invented, duplicates, never_early, lateness, fencing, leases, one_claim, endings)
+    checks = (
+        *(nothing_lost, nothing_invented, duplicates, moved_once, never_early, lateness),
+        *(fencing, leases, one_claim, endings),
+    )
     return [f"{one.__name__}: {said}" for one in checks for said in one(history)]
 
 
 def nothing_lost(history: History) -> Iterator[str]:
     """V1: what was accepted is delivered, once everything is quiet; V8: and was in one place at every moment."""
-    delivered = {e.details[1] for e in history.of("delivered")}
+    delivered = {e.details[1] for what in ("delivered", "moved") for e in history.of(what)}
     for event in history.of("accepted"):
         yield from (f"{m.decode()} was accepted and never delivered" for m, _ in event.details[0] if m not in delivered)
     yield from (f"at {e.at_ms} the server held {e.details}" for e in history.of("unbalanced"))
@@ -102,6 +107,13 @@ def duplicates(history: History) -> Iterator[str]:
             yield f"{event.who} delivered {m.decode()} under {token} and did not acknowledge it, and no fault says why"
 
 
+def moved_once(history: History) -> Iterator[str]:
+    """What is in a stream came there once, and nowhere else: no fault excuses a copy."""
+    moved = Counter(e.details[1] for e in history.of("moved"))
+    yield from (f"{m.decode()} was moved {n} times" for m, n in moved.items() if n > 1)
+    yield from (f"{e.details[1]} was moved and delivered" for e in history.of("delivered") if e.details[1] in moved)
+
+
 def never_early(history: History) -> Iterator[str]:
     """V5: on the server's clock, which a jump may have set back since the claim."""
     dues = {m: due_ms for e in history.of("accepted") for m, due_ms in e.details[0]}
@@ -109,6 +121,8 @@ def never_early(history: History) -> Iterator[str]:
     for event in history.events:
         if event.what == "claimed":
             latest_ms = max(latest_ms, event.details[3])
+        if event.what == "moved" and event.details[2] < dues[event.details[1]]:
+            yield f"{event.details[1].decode()} was moved early"
         if event.what == "delivered":
             _, m, _, server_ms = event.details
             if max(latest_ms, server_ms) < dues.get(m, 0):
@@ -121,8 +135,9 @@ def lateness(history: History) -> Iterator[str]:
     unheard = any(True for _ in history.of("unheard ring"))
     jump_ms = max((abs(e.details[2]) for e in history.of("fault") if e.details[0] == "clock jump"), default=0)
     first = {}
-    for event in history.of("delivered"):
-        first.setdefault(event.details[1], event.at_ms)
+    for event in history.events:
+        if event.what in ("delivered", "moved"):
+            first.setdefault(event.details[1], event.at_ms)
     for event in history.of("accepted"):
         for (m, _), due_at_ms in zip(event.details[0], event.details[2], strict=True):
             if m not in first:
@@ -181,7 +196,7 @@ def one_claim(history: History) -> Iterator[str]:
 
 
 def endings(history: History) -> Iterator[str]:
-    """V10: a loop ends when it is told to, holds nothing then, and says what it did."""
+    """V10: a loop ends when it is told to, holds nothing then, and says what it did (beside what it heard that it had moved)."""
     shown = Counter(e.who for e in history.of("delivered"))
     acknowledged = Counter(e.who for e in history.of("acknowledged") for _ in e.details[1])
     for event in history.of("ended"):

@@ -100,5 +100,8 @@ PLANTED = [
         "self.totals.delivered += tick.delivered - tick.stale",
         "self.totals.delivered += tick.delivered",
     ),
+    Planted(
+        "it does not count what moved", loop, "self.totals.count_moved(tick.moved, tick.now_ms)", "len(tick.moved) - 1"
+    ),
     Planted("it asks under one name", loop, 'name = f"{self.loop_id}:{self._passes}"', 'name = f"{self.loop_id}"'),
 ]

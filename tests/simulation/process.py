@@ -5,10 +5,11 @@ from typing import TYPE_CHECKING, Any
 
 import redis
 
-from pipeline.config import DrainSettings
+from pipeline.config import DrainSettings, TopicSettings
 from pipeline.core.errors import SinkClosed
 from pipeline.sinks.base import Delivery
 from pipeline.store.redis_store import RedisStore
+from pipeline.store.routes import TopicRules
 from tests.model.reference import PlainScripts
 from tests.simulation.kernel import Actor, Crash
 from tests.store.builders import member
@@ -21,6 +22,7 @@ WAIT_MS_MAX = 1_000
 CLAIM_LIMIT = 4
 REPLY_TIMEOUT_MS = 1_000
 BLOCK_CHECK_MS = 200
+ALL_TO_STREAMS = TopicRules(lambda topic: TopicSettings(sink="stream"), all_to_screen=False)
 DRAIN = DrainSettings(lease_sec=LEASE_MS / 1000, claim_limit=CLAIM_LIMIT, wait_ms_max=WAIT_MS_MAX)
 
 
@@ -34,6 +36,7 @@ class Process:
         self.answered = True  # whether the last call to the server was
         self.tokens: set[str] = set()  # of the claims that it asked for in time
         self._token = ""  # of the claim in hand
+        self._heard_moved = 0
         self._drift = world.random.uniform(0.97, 1.03)
         self._subscribed = False
         self._rung = False
@@ -42,7 +45,7 @@ class Process:
     def run(self) -> None:
         """Run a loop until it ends, and note how."""
         loop = self.world.loop_type(
-            store=RedisStore(self, self.world.keys, DRAIN, PlainScripts()),  # type: ignore[arg-type]
+            store=RedisStore(self, self.world.keys, DRAIN, PlainScripts(), rules=self.world.rules),  # type: ignore[arg-type]
             sink=self,
             clock=self,
             waiter=self,
@@ -61,7 +64,9 @@ class Process:
         except Crash:
             pass
         held = self.world.held_by(self)
-        self.world.note(self.name, "ended", how, self.answered, held, loop.totals.delivered, loop.totals.stale)
+        totals = loop.totals
+        told = (totals.delivered - self._heard_moved, totals.stale)
+        self.world.note(self.name, "ended", how, self.answered, held, *told)
 
     def stop(self) -> None:
         """What a signal does."""
@@ -80,6 +85,8 @@ class Process:
 
     def execute_command(self, *words: Any) -> Any:
         reply = self._round_trip(lambda timely: self.world.execute(self, words, timely))
+        if words[1:2] == ("claim",):
+            self._heard_moved += sum(map(len, reply[6][1::2]))
         if words[1:2] == ("claim",) and reply[0] == b"OK":
             self._token = words[3]
         return reply

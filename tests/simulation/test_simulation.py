@@ -11,7 +11,7 @@ import pytest
 from tests.simulation.planted import PLANTED, Planted
 from tests.simulation.world import KINDS, simulate
 
-SEEDS = range(300)
+SEEDS = range(1_000)
 ROOT = Path(__file__).resolve().parents[2]
 
 # What must have happened somewhere in the runs, apart from the faults themselves, lest they prove nothing.
@@ -19,6 +19,7 @@ OUTCOMES = {
     "stale",
     "reclaimed",
     "gave back",
+    "moved",
     "a duplicate",
     "a late arrival",
     "a claim told again",

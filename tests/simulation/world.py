@@ -12,10 +12,11 @@ import redis
 
 from pipeline.drain.loop import DrainLoop
 from pipeline.store.keys import Keys
+from pipeline.store.routes import ALL_TO_SCREEN
 from tests.model.reference import ReferenceServer
 from tests.simulation.history import SERVER, Event, History, check
 from tests.simulation.kernel import Kernel
-from tests.simulation.process import CLAIM_LIMIT, LEASE_MS, WAIT_MS_MAX, Process
+from tests.simulation.process import ALL_TO_STREAMS, CLAIM_LIMIT, LEASE_MS, WAIT_MS_MAX, Process
 from tests.store.builders import BUCKET_MS, member, transaction
 
 BORDER_MS = 1_700_000_400_000  # where a bucket begins, in the middle of the run
@@ -75,6 +76,7 @@ class World:
         self.keys = Keys("simulated")
         self.server = ReferenceServer(self.server_ms)
         self.history = History(LEASE_MS, WAIT_MS_MAX)
+        self.rules = self.random.choice([ALL_TO_SCREEN, ALL_TO_SCREEN, ALL_TO_STREAMS])
         self.kinds = tuple(self.random.sample(KINDS, self.random.choice([0, 1, 1, 2, 2, 3, 5])))
         self.is_down = False
         self._rate = self.random.choice([0.01, 0.03, 0.1])
@@ -129,7 +131,11 @@ class World:
         before = self.server.claims.get(rest[0] if name == "claim" else token)
         rows = list(before.rows) if before else []
         held = self.held_by(process)
+        moved_before = self._moved()
         reply = self.server.execute_command(*words)
+        for message_id in self._moved()[len(moved_before) :]:
+            moved = member(int(message_id[14:], 16), token=message_id[:14])
+            self.note(process.name, "moved", "", moved, self.server_ms())
         if name == "claim" and reply[0] == b"OK":
             self._note_claim(process, rest[0], reply, before is None, timely, held)
         elif name == "ack":
@@ -139,6 +145,9 @@ class World:
             self.note(process.name, "gave back" if rest[1] != "" else "reclaimed", token, reply[1])
         self._check_balance()
         return reply
+
+    def _moved(self) -> list[str]:
+        return [entry[0] for entries in self.server.topics.streams.values() for entry in entries]
 
     def arrive_late(self, request: Callable[[bool], Any]) -> None:
         """A request that was given up arrives all the same."""

@@ -1,7 +1,7 @@
 """Short ways to say what a test stores."""
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from pipeline.store.base import NO_FENCE, FenceMove, Group, IdentifiedMessage, Transaction
 
@@ -26,16 +26,22 @@ def transaction(
     rejected: int = 0,
     identified: tuple[tuple[int, int, str], ...] = (),
     token: str = TOKEN,
+    member_of: Callable[[int, str], bytes] | None = None,
 ) -> Transaction:
-    """A transaction of one file: (line, due_ms) rows, and (line, due_ms, caller's id) rows."""
+    """A transaction of one file: (line, due_ms) rows, and (line, due_ms, caller's id) rows.
+
+    Args:
+        member_of: what is stored for a line and its caller's id.
+    """
+    write = member_of or (lambda line, caller_id: member(line, token=token))
     groups = defaultdict(list)
     for line, due_ms in sorted(rows, key=lambda row: row[1]):
-        groups[due_ms - due_ms % BUCKET_MS].append((due_ms, member(line, token=token)))
+        groups[due_ms - due_ms % BUCKET_MS].append((due_ms, write(line, "")))
     return Transaction(
         moves=[FenceMove(token, before, after)],
         groups=[group(start, pairs) for start, pairs in groups.items()],
         identified=[
-            IdentifiedMessage(due_ms - due_ms % BUCKET_MS, due_ms, member(line, token=token), caller_id)
+            IdentifiedMessage(due_ms - due_ms % BUCKET_MS, due_ms, write(line, caller_id), caller_id)
             for line, due_ms, caller_id in identified
         ],
         rejected=rejected,

@@ -1,0 +1,106 @@
+"""Messages that were given up, each with the reason: look at them, schedule them again, or drop them."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from pipeline.core.buckets import bucket_start_ms
+from pipeline.core.messages import encode_again
+from pipeline.store.connection import translated_errors
+from pipeline.store.entries import member_id, read_headers, read_number, read_texts
+from pipeline.store.keys import Keys
+from pipeline.store.scripts import Scripts, run_script
+
+PAGE = 100  # letters a round trip
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetter:
+    """A message that was given up; times are epoch ms UTC.
+
+    ``group`` is who gave it up after ``attempt`` tries, "" if it never got to a group; ``detail`` is what the last failure said.
+    """
+
+    shard: int
+    entry_id: str
+    id: str
+    topic: str
+    message: str
+    due_ms: int
+    attempt: int
+    reason: str
+    detail: str
+    group: str
+    died_ms: int
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        """What tells it from all others, for a command line."""
+        return f"{self.topic}/{self.shard}/{self.entry_id}"
+
+
+class DeadLetters:
+    """The dead letters of a namespace. Each verb may raise ``StoreError``: no answer, or an error."""
+
+    def __init__(self, client: Any, shards: Sequence[Keys], scripts: Scripts | None = None) -> None:
+        self._client = client
+        self._shards = shards
+        self._scripts = scripts or Scripts()
+
+    def of_topic(self, topic: str) -> Iterator[DeadLetter]:
+        """Walk the dead letters of a topic, the oldest of each shard first."""
+        for shard, keys in enumerate(self._shards):
+            after = "-"
+            while True:
+                with translated_errors():
+                    page = self._client.xrange(keys.dead(topic), after, "+", count=PAGE)
+                yield from (_letter(shard, topic, entry_id.decode(), fields) for entry_id, fields in page)
+                if len(page) < PAGE:
+                    break
+                after = f"({page[-1][0].decode()}"
+
+    def redrive(self, letter: DeadLetter, now_ms: int) -> bool:
+        """Schedule a dead letter again, as due now and never tried; False if it is not there any more."""
+        keys = self._shards[letter.shard]
+        start = bucket_start_ms(now_ms)
+        member = encode_again(
+            message_id=member_id(letter.entry_id),
+            message=letter.message,
+            topic=letter.topic,
+            id=letter.id,
+            headers=letter.headers,
+            due_ms=now_ms,
+            group=letter.group,
+        )
+        done = run_script(
+            self._client,
+            self._scripts,
+            "redrive",
+            [keys.dead(letter.topic), keys.buckets(), keys.bucket(start)],
+            [letter.entry_id, now_ms, start, member, keys.wake()],
+        )
+        return bool(done == 1)
+
+    def purge(self, letter: DeadLetter) -> bool:
+        """Drop a dead letter for good; False if it is not there any more."""
+        with translated_errors():
+            return bool(self._client.xdel(self._shards[letter.shard].dead(letter.topic), letter.entry_id) == 1)
+
+
+def _letter(shard: int, topic: str, entry_id: str, fields: Mapping[bytes, bytes]) -> DeadLetter:
+    texts = read_texts(fields)
+    return DeadLetter(
+        shard=shard,
+        entry_id=entry_id,
+        id=texts.get("id", entry_id),
+        topic=topic,
+        message=texts.get("message", ""),
+        due_ms=read_number(texts.get("due_ms", ""), 0),
+        attempt=read_number(texts.get("attempt", ""), 0),
+        reason=texts.get("reason", ""),
+        detail=texts.get("detail", ""),
+        group=texts.get("group", ""),
+        died_ms=read_number(texts.get("died_ms", ""), 0),
+        headers=read_headers(texts.get("headers", "")),
+    )

@@ -1,0 +1,34 @@
+#!lua flags=allow-oom
+-- Put messages back that came due while their topic was paused: those of one bucket, the oldest first, so many at a time.
+--
+-- KEYS[1] pauses   HASH  topic -> epoch ms since when it is paused
+-- KEYS[2] held     ZSET  member -> due_ms, of the topic
+-- KEYS[3] buckets  ZSET  bucket_start_ms of every bucket that is not empty
+-- KEYS[4] bucket   ZSET  member -> due_ms
+-- ARGV[1] topic            string
+-- ARGV[2] bucket_start_ms  int     of KEYS[4]
+-- ARGV[3] limit            int     messages, at most
+-- ARGV[4] wake_channel     string
+-- Returns {status, messages put back, the bucket_start_ms of the first that is left or ""}: status is OK, or PAUSED if the topic
+-- is (again), and then nothing was done
+local pauses, held, buckets, bucket = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
+local topic, bucket_start_ms, limit, wake_channel = ARGV[1], ARGV[2], tonumber(ARGV[3]), ARGV[4]
+local BUCKET_WIDTH_MS = 600000 -- as in core/buckets.py
+
+if redis.call('HEXISTS', pauses, topic) == 1 then
+  return {'PAUSED', 0, ''}
+end
+local last_ms = string.format('%.0f', tonumber(bucket_start_ms) + BUCKET_WIDTH_MS - 1)
+local rows = redis.call('ZRANGE', held, bucket_start_ms, last_ms, 'BYSCORE', 'LIMIT', 0, limit, 'WITHSCORES')
+for index = 1, #rows, 2 do
+  redis.call('ZADD', bucket, rows[index + 1], rows[index])
+end
+if #rows > 0 then
+  redis.call('ZADD', buckets, bucket_start_ms, bucket_start_ms)
+  redis.call('PUBLISH', wake_channel, bucket_start_ms)
+end
+for index = 1, #rows, 2 do
+  redis.call('ZREM', held, rows[index])
+end
+local first = redis.call('ZRANGE', held, 0, 0, 'WITHSCORES')[2]
+return {'OK', #rows / 2, first and string.format('%.0f', tonumber(first) - tonumber(first) % BUCKET_WIDTH_MS) or ''}

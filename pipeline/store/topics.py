@@ -1,0 +1,198 @@
+"""What can be done about a topic as a whole: pause, resume, look at it."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pipeline.config import TopicSettings
+from pipeline.core.buckets import bucket_start_ms
+from pipeline.store.connection import translated_errors
+from pipeline.store.keys import Keys
+from pipeline.store.scripts import Scripts, run_script
+
+TRIM_LIMIT = 1_000  # entries that one script drops
+RESUME_LIMIT = 500  # messages that one script puts back: what another client of the server may have to wait for
+
+
+@dataclass(frozen=True, slots=True)
+class TopicInfo:
+    """A topic in all shards; numbers are of messages, ``paused_ms`` is since when it is paused, epoch ms UTC, or None."""
+
+    name: str
+    in_stream: int
+    held: int
+    dead: int
+    paused_ms: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class GroupInfo:
+    """How far a group is: ``lag`` messages that it has not read, ``pending`` that are handed out and not acknowledged.
+
+    ``oldest_pending_ms`` is when the oldest of these came into its stream, epoch ms UTC, None if there is none.
+    """
+
+    name: str
+    lag: int
+    pending: int
+    oldest_pending_ms: int | None
+    consumers: int
+
+
+class Topics:
+    """The topics of a namespace.
+
+    Args:
+        client: a ``redis.Redis``.
+
+        shards: the keys of each shard.
+    """
+
+    def __init__(self, client: Any, shards: Sequence[Keys], scripts: Scripts | None = None) -> None:
+        self._client = client
+        self._shards = shards
+        self._scripts = scripts or Scripts()
+
+    def pause(self, topic: str, now_ms: int) -> None:
+        """Let no message of a topic leave the schedule from now on; those that come due are held. Saying it twice does nothing.
+
+        Raises:
+            StoreError: no answer, or an error: it may be paused in some shards; say it again.
+        """
+        for keys in self._shards:
+            with translated_errors():
+                self._client.hsetnx(keys.pauses(), topic, now_ms)
+
+    def resume(self, topic: str) -> Iterator[int]:
+        """End a pause and put back what was held, in order of due time; yields how many messages each step put back.
+
+        What is cut off is finished by another call, or by a drain loop.
+
+        Raises:
+            StoreError: no answer, or an error.
+        """
+        for keys in self._shards:
+            with translated_errors():
+                self._client.hdel(keys.pauses(), topic)
+            yield from self.put_back(keys, topic)
+
+    def put_back(self, keys: Keys, topic: str) -> Iterator[int]:
+        """Put back what is held of a topic in one shard, unless it is paused.
+
+        Raises:
+            StoreError: no answer, or an error.
+        """
+        with translated_errors():
+            head = self._client.zrange(keys.held(topic), 0, 0, withscores=True)
+        start = str(bucket_start_ms(int(head[0][1]))) if head else ""
+        while start:
+            status, count, first = run_script(
+                self._client,
+                self._scripts,
+                "resume",
+                [keys.pauses(), keys.held(topic), keys.buckets(), keys.bucket(int(start))],
+                [topic, start, RESUME_LIMIT, keys.wake()],
+            )
+            if status != b"OK":
+                return
+            yield int(count)
+            start = first.decode()
+
+    def names(self) -> list[str]:
+        """Return the topics that have a stream, dead letters or held messages, or are paused, in order.
+
+        Raises:
+            StoreError: no answer, or an error.
+        """
+        found: set[bytes] = set()
+        with translated_errors():
+            for keys in self._shards:
+                found |= self._client.smembers(keys.topics())
+                found |= set(self._client.hkeys(keys.pauses()))
+        return sorted(name.decode() for name in found)
+
+    def look(self, topic: str) -> TopicInfo:
+        """Count what there is of a topic. Not atomic.
+
+        Raises:
+            StoreError: no answer, or an error.
+        """
+        counts = []
+        paused: list[int] = []
+        with translated_errors():
+            for keys in self._shards:
+                pipeline = self._client.pipeline(transaction=False)
+                pipeline.xlen(keys.stream(topic))
+                pipeline.zcard(keys.held(topic))
+                pipeline.xlen(keys.dead(topic))
+                pipeline.hget(keys.pauses(), topic)
+                *numbers, since = pipeline.execute()
+                counts.append(numbers)
+                paused += [] if since is None else [int(since)]
+        in_stream, held, dead = (sum(column) for column in zip(*counts, strict=True))
+        return TopicInfo(topic, in_stream, held, dead, min(paused, default=None))
+
+    def now_ms(self) -> int:
+        """Return the server's clock, epoch ms.
+
+        Raises:
+            StoreError: no answer, or an error.
+        """
+        with translated_errors():
+            seconds, microseconds = self._client.time()
+        return int(seconds) * 1000 + int(microseconds) // 1000
+
+    def groups(self, topic: str) -> list[GroupInfo]:
+        """Say how far each group of a topic is, all shards together. Not atomic.
+
+        Raises:
+            StoreError: no answer, or an error.
+        """
+        found: dict[str, GroupInfo] = {}
+        for keys in self._shards:
+            for name in self._group_names(keys.stream(topic)):
+                info = found.get(name) or GroupInfo(name, 0, 0, None, 0)
+                for stream in (keys.stream(topic), keys.again(topic, name)):
+                    info = self._add(info, stream)
+                found[name] = info
+        return [found[name] for name in sorted(found)]
+
+    def trim(self, keys: Keys, topic: str, settings: TopicSettings, now_ms: int) -> int:
+        """Drop what the retention of a topic lets go, in one shard, some at a time; returns how many entries.
+
+        Raises:
+            StoreError: no answer, or an error.
+        """
+        oldest_ms = now_ms - settings.retain_sec * 1000 if settings.retain_sec else 0
+        dropped = run_script(
+            self._client,
+            self._scripts,
+            "trim",
+            [keys.stream(topic)],
+            [settings.retain_messages, max(0, oldest_ms), int(settings.trim_unread), TRIM_LIMIT],
+        )
+        return int(dropped)
+
+    def _group_names(self, stream: str) -> list[str]:
+        with translated_errors():
+            if not self._client.exists(stream):
+                return []
+            return [group["name"].decode() for group in self._client.xinfo_groups(stream)]
+
+    def _add(self, info: GroupInfo, stream: str) -> GroupInfo:
+        with translated_errors():
+            if not self._client.exists(stream):
+                return info
+            for group in self._client.xinfo_groups(stream):
+                if group["name"].decode() != info.name:
+                    continue
+                first = self._client.xpending(stream, info.name)["min"]
+                times = [info.oldest_pending_ms, int(first.partition(b"-")[0]) if first else None]
+                return GroupInfo(
+                    info.name,
+                    info.lag + (group["lag"] or 0),
+                    info.pending + group["pending"],
+                    min((ms for ms in times if ms is not None), default=None),
+                    max(info.consumers, group["consumers"]),
+                )
+        return info
