@@ -1,0 +1,150 @@
+"""How messages come into the hands of an instance: new ones, those of an earlier life, and those of instances that are silent."""
+
+import logging
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from pipeline.core.clock import Clock
+from pipeline.store.entries import Entry
+from pipeline.store.groups import BEGINNING, END, GroupStore
+
+TAKE_OVER_MS = 1_000  # how often it looks for messages of others that are silent
+LOOKS_MAX = 20  # pages of pending messages that it looks at then, of each stream
+PAGE = 100  # messages it takes over at a time
+SWEEP_MS = 3_600_000  # how often it forgets instances that were silent for as long
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class Held:
+    """A message in hand, since a time on the monotonic clock; ``begun`` once it was given out.
+
+    Args:
+        counted: whether the server has counted this time of handing it out: it counts what is read when it is read, and what is
+            taken over when it is begun, since one of these may be what killed the instance before.
+    """
+
+    entry: Entry
+    since_ms: float
+    counted: bool
+    begun: bool = False
+
+
+@dataclass(slots=True)
+class Intake:
+    """Takes messages in hand; ``in_hand`` has all that are not settled yet, by their keys.
+
+    Each verb may raise ``StoreUnavailable``; then the same may be asked again, and messages whose reply was lost are found.
+
+    Args:
+        lease_ms: after which others may take what this instance is silent about.
+
+        block_ms: how long to wait for a message.
+
+        interruptible: makes a call that only waits, and may leave it at once on a signal.
+    """
+
+    store: GroupStore
+    clock: Clock
+    lease_ms: float
+    block_ms: int
+    wait: Callable[[float], object]
+    interruptible: Callable[[Callable[[], None]], None]
+    ordered: bool
+    in_hand: dict[tuple[str, str], Held] = field(default_factory=dict)
+    has_turn: bool = False
+    _unsure: bool = (
+        True  # whether messages may be its own that it does not know of: of an earlier life, or of a lost reply
+    )
+    _cursors: dict[str, str] = field(default_factory=dict)
+    _looked_ms: float = float("-inf")
+    _swept_ms: float = float("-inf")
+
+    def look(self, limit: int) -> list[Entry]:
+        """Wait a while for messages and take some in hand."""
+        if self.ordered and not self._get_turn():
+            self.wait(self.block_ms)
+            return []
+        return self.gather_own() or self._take_over() or self._read(limit)
+
+    def gather_own(self) -> list[Entry]:
+        """Find what was handed out to this instance without its knowledge."""
+        if not self._unsure:
+            return []
+        found = [entry for stream in self.store.streams for entry in self._hold_taken(self._pages(stream, None))]
+        self._unsure = False
+        return found
+
+    def give_back(self, held: Iterable[Held]) -> None:
+        """Let others have messages at once; those that were not begun count as not handed out."""
+        each = list(held)
+        self.store.settle("release", [h.entry for h in each if h.counted and not h.begun])
+        self.store.settle("drop", [h.entry for h in each if h.begun or not h.counted])
+
+    def _read(self, limit: int) -> list[Entry]:
+        self._unsure = True  # until there is a reply
+        asked_ms = self.clock.monotonic_ms()
+        found: list[Entry] = []
+
+        def read() -> None:
+            found.extend(self.store.read(limit, self.block_ms))
+            self._unsure = False
+
+        self.interruptible(read)
+        for entry in found:
+            self.in_hand[entry.key] = Held(entry, asked_ms, counted=True)
+        if self.ordered and not found:
+            self.interruptible(lambda: self.store.wait(self.block_ms))
+        return found
+
+    def _take_over(self) -> list[Entry]:
+        """Find messages of instances that were silent for a lease."""
+        now_ms = self.clock.monotonic_ms()
+        if now_ms - self._looked_ms < TAKE_OVER_MS:
+            return []
+        self._looked_ms = now_ms
+        if now_ms - self._swept_ms >= SWEEP_MS:
+            self._swept_ms = now_ms
+            self.store.sweep(SWEEP_MS)
+        found: list[Entry] = []
+        for stream in self.store.streams:
+            for _ in range(LOOKS_MAX):
+                page = self.store.gather(stream, self._cursors.get(stream, BEGINNING), PAGE, round(self.lease_ms))
+                self._cursors[stream] = page.cursor
+                found += self._hold_taken(page.entries)
+                if found or page.cursor == END:
+                    break
+        if found:
+            log.warning("took over %d messages that were not acknowledged in time", len(found))
+        return found
+
+    def _get_turn(self) -> bool:
+        """Say whether this instance of an ordered group may read; when it comes to be so, take what the one before has left."""
+        had_turn, self.has_turn = self.has_turn, self.store.take_turn(round(self.lease_ms))
+        if self.has_turn and not had_turn:
+            for stream in self.store.streams:
+                for _ in self._pages(stream, 0):
+                    pass  # they are this instance's now, and gathered as such
+            self._unsure = True
+        elif had_turn and not self.has_turn:
+            log.warning("lost the turn: it was silent for longer than a lease")
+            self.in_hand.clear()
+        return self.has_turn
+
+    def _pages(self, stream: str, min_idle_ms: int | None) -> Iterator[Entry]:
+        cursor = BEGINNING
+        while True:
+            page = self.store.gather(stream, cursor, PAGE, min_idle_ms)
+            yield from page.entries
+            cursor = page.cursor
+            if cursor == END:
+                return
+
+    def _hold_taken(self, entries: Iterable[Entry]) -> Sequence[Entry]:
+        """Take in hand what the server gave without counting it, but for what is there already."""
+        new = [entry for entry in entries if entry.key not in self.in_hand]
+        now_ms = self.clock.monotonic_ms()
+        for entry in new:
+            self.in_hand[entry.key] = Held(entry, now_ms, counted=False)
+        return new

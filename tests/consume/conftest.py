@@ -1,0 +1,124 @@
+"""Consumers on a real server, with a clock of their own."""
+
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pytest
+
+from pipeline.config import DrainSettings, RedisSettings, TopicSettings
+from pipeline.consume.consumer import Consumer
+from pipeline.core.buckets import bucket_start_ms
+from pipeline.core.messages import encode_member
+from pipeline.store.connection import connect
+from pipeline.store.groups import BEGINNING, GroupStore
+from pipeline.store.keys import Keys
+from pipeline.store.redis_store import RedisStore
+from pipeline.store.routes import TopicRules
+from tests.servers import RealServer, real_server
+
+TOPIC, GROUP = "mail", "billing"
+SETTINGS = TopicSettings(sink="stream", lease_sec=100, attempts_max=3, backoff_ms=1, backoff_ms_max=2)
+
+
+class ManualClock:
+    """Stands still until a test, or a wait, moves it on. The server has its own clock."""
+
+    def __init__(self) -> None:
+        self.now_ms = 0.0
+
+    def wall_ms(self) -> int:
+        return round(self.now_ms)
+
+    def monotonic_ms(self) -> float:
+        return self.now_ms
+
+    def advance_ms(self, ms: float) -> None:
+        self.now_ms += ms
+
+
+@dataclass
+class Stage:
+    """A namespace whose topics all go into streams."""
+
+    client: Any
+    keys: Keys
+    settings: TopicSettings = SETTINGS
+    clock: ManualClock = field(default_factory=ManualClock)
+    _names: int = 0
+    _sent: int = 0
+
+    def send(self, *texts: str, due_ms: int = 1_000, **fields: Any) -> None:
+        """Schedule messages that are due, and let them move into their stream."""
+        for text in texts:
+            self._sent += 1
+            member = encode_member(f"Psent000000000{self._sent:08x}", text, TOPIC, **fields)
+            self.client.zadd(self.keys.bucket(bucket_start_ms(due_ms)), {member: due_ms})
+            self.client.zadd(self.keys.buckets(), {str(bucket_start_ms(due_ms)): bucket_start_ms(due_ms)})
+        self.move()
+
+    def move(self) -> int:
+        """Do what a drain loop does; returns how many messages moved."""
+        rules = TopicRules(lambda topic: self.settings, all_to_screen=False)
+        store = RedisStore(self.client, self.keys, DrainSettings(), rules=rules)
+        moved = 0
+        while found := store.claim(uuid.uuid4().hex).moved:
+            moved += sum(map(len, found.values()))
+        return moved
+
+    def move_when_due(self, count: int = 1) -> None:
+        """Wait until messages that come again have moved."""
+        moved = 0
+        for _ in range(2_000):
+            moved += self.move()
+            if moved >= count:
+                return
+        raise AssertionError(f"only {moved} of {count} came again")
+
+    def open(self, name: str = "", group: str = GROUP, start: str = BEGINNING, **options: Any) -> Consumer:
+        """Open a consumer that waits for nothing."""
+        self._names += 1
+        ordered = options.get("ordered", False)
+        store = GroupStore(self.client, [self.keys], TOPIC, group, name or f"instance-{self._names}", ordered)
+        store.register(start)
+        settings = replace(self.settings, **options.pop("settings", {}))
+        return Consumer(store, settings, self.clock, self.clock.advance_ms, lambda: 0.5, block_ms=1, **options)
+
+    def pending(self, group: str = GROUP) -> int:
+        streams = (self.keys.stream(TOPIC), self.keys.again(TOPIC, group))
+        return sum(int(self.client.xpending(stream, group)["pending"]) for stream in streams)
+
+    def dead(self) -> list[dict[str, str]]:
+        return [
+            {name.decode(): value.decode() for name, value in fields.items()}
+            for _, fields in self.client.xrange(self.keys.dead(TOPIC))
+        ]
+
+    def silence_ms(self, ms: float) -> None:
+        """Let it seem, on the server and here, as if nothing was heard of any consumer for so long."""
+        for stream in (self.keys.stream(TOPIC), self.keys.again(TOPIC, GROUP)):
+            for row in self.client.xpending_range(stream, GROUP, "-", "+", 1_000):
+                self.client.xclaim(
+                    *(stream, GROUP, row["consumer"], 0, [row["message_id"]]),
+                    idle=int(ms),
+                    retrycount=row["times_delivered"],
+                    justid=True,
+                )
+        self.clock.advance_ms(ms)
+
+
+@pytest.fixture(scope="session")
+def server() -> Iterator[RealServer]:
+    with real_server("--appendonly", "no") as running:
+        yield running
+
+
+@pytest.fixture
+def stage(server: RealServer) -> Iterator[Stage]:
+    keys = Keys(f"test-{uuid.uuid4().hex}")
+    client = connect(RedisSettings(url=server.url))
+    yield Stage(client, keys)
+    for key in client.scan_iter(f"{{{keys.namespace}:0}}:*"):
+        client.unlink(key)
+    client.close()

@@ -1,0 +1,333 @@
+"""A consumer and its group: sharing, taking over, retries, dead letters, and what a late word can't do."""
+
+import pytest
+import redis
+
+from pipeline.consume.consumer import Consumer, Outcome
+from pipeline.core.errors import ConfigError
+from pipeline.store.entries import Entry
+from pipeline.store.groups import NEW
+from tests.consume.conftest import GROUP, TOPIC, Stage
+
+LEASE_MS = 100_000
+
+
+def texts(entries: list[Entry]) -> list[str]:
+    return [entry.message for entry in entries]
+
+
+def take_all(consumer: Consumer) -> list[Entry]:
+    found = consumer.take()
+    while more := consumer.take():
+        found += more
+    return found
+
+
+def test_a_message_comes_with_all_that_was_said_about_it(stage: Stage) -> None:
+    consumer = stage.open()
+    stage.send("hello", due_ms=1_234, caller_id="order-1", headers={"a": "b/ä\n", "c": ""})
+    [entry] = consumer.take()
+    assert (entry.message, entry.id, entry.topic, entry.due_ms) == ("hello", "order-1", TOPIC, 1_234)
+    assert (entry.attempt, entry.headers) == (1, {"a": "b/ä\n", "c": ""})
+
+
+def test_a_group_gets_what_came_while_nobody_was_there_and_every_group_gets_all(stage: Stage) -> None:
+    stage.open().close()
+    stage.open(group="audit").close()
+    stage.send("a", "b")
+    assert texts(stage.open().take()) == ["a", "b"]
+    assert texts(stage.open(group="audit").take()) == ["a", "b"]
+
+
+def test_a_new_group_begins_where_it_is_told(stage: Stage) -> None:
+    stage.send("before")
+    consumer = stage.open(group="late", start=NEW)
+    stage.send("after")
+    assert texts(consumer.take()) == ["after"]
+    assert texts(stage.open(group="all").take()) == ["before", "after"]
+
+
+def test_instances_share_and_an_acknowledged_message_never_comes_again(stage: Stage) -> None:
+    one, other = stage.open(limit=2), stage.open(limit=2)
+    stage.send("a", "b", "c", "d")
+    first, second = one.take(), other.take()
+    assert (texts(first), texts(second)) == (["a", "b"], ["c", "d"])
+    assert one.ack(*first)
+    assert other.ack(*second)
+    stage.silence_ms(2 * LEASE_MS)
+    assert one.take() == other.take() == []
+    assert stage.pending() == 0
+
+
+def test_messages_come_in_order_of_due_time_and_then_of_arrival(stage: Stage) -> None:
+    consumer = stage.open()
+    stage.send("third", due_ms=3_000)
+    stage.send("again", due_ms=3_000)
+    assert texts(consumer.take()) == ["third", "again"]
+
+
+def test_what_a_silent_instance_has_is_taken_over_after_its_lease_and_not_before(stage: Stage) -> None:
+    silent, living = stage.open(), stage.open()
+    stage.send("a", "b")
+    had = silent.take()
+    stage.clock.advance_ms(2_000)
+    assert living.take() == []
+    stage.silence_ms(LEASE_MS + 1)
+    stage.clock.advance_ms(2_000)
+    taken = living.take()
+    assert texts(taken) == ["a", "b"]
+    assert [entry.attempt for entry in taken] == [2, 2]
+    assert not silent.ack(*had), "its word counts no more"
+    assert silent.stale == 2
+    assert stage.pending() == 2
+    assert living.ack(*taken)
+    assert stage.pending() == 0
+
+
+def test_a_late_word_cannot_touch_what_the_same_instance_got_again(stage: Stage) -> None:
+    consumer = stage.open("c")
+    stage.send("a")
+    [first] = consumer.take()
+    reborn = stage.open("c")
+    [second] = reborn.take()
+    assert (second.message, second.attempt) == ("a", 2)
+    assert not consumer.ack(first)
+    assert consumer.nack(first) is Outcome.STALE
+    assert not consumer.extend(first)
+    assert reborn.ack(second)
+
+
+def test_extending_keeps_a_message(stage: Stage) -> None:
+    busy, other = stage.open(), stage.open()
+    stage.send("a")
+    [entry] = busy.take()
+    stage.silence_ms(LEASE_MS - 10_000)
+    assert busy.extend(entry)
+    stage.clock.advance_ms(2_000)
+    assert other.take() == []
+    assert busy.ack(entry)
+
+
+def test_iterating_keeps_what_waits_in_hand(stage: Stage) -> None:
+    busy, other = stage.open(), stage.open()
+    stage.send("a", "b", "c")
+    seen = []
+    for entry in busy:
+        seen.append(entry.message)
+        stage.silence_ms(LEASE_MS - 10_000)  # the handler takes its time
+        stage.clock.advance_ms(2_000)
+        assert other.take() == []
+        assert busy.extend(entry)
+        assert busy.ack(entry)
+        if len(seen) == 3:
+            break
+    assert seen == ["a", "b", "c"]
+
+
+def test_iterating_does_not_give_out_what_was_taken_over_meanwhile(stage: Stage) -> None:
+    slow, other = stage.open(), stage.open()
+    stage.send("a", "b")
+    messages = iter(slow)
+    assert next(messages).message == "a"
+    stage.silence_ms(LEASE_MS + 1)
+    stage.clock.advance_ms(2_000)
+    assert texts(other.take()) == ["a", "b"]
+    stage.send("c")
+    assert next(messages).message == "c"
+
+
+def test_closing_gives_back_at_once_what_was_not_handled(stage: Stage) -> None:
+    leaving, staying = stage.open(), stage.open()
+    stage.send("a", "b")
+    for entry in leaving:
+        assert entry.message == "a"
+        break
+    leaving.close()
+    taken = take_all(staying)
+    assert texts(taken) == ["a", "b"]
+    assert [entry.attempt for entry in taken] == [2, 1], "only a was given out"
+    leaving.close()
+
+
+def test_an_instance_that_leaves_is_forgotten(stage: Stage) -> None:
+    with stage.open("leaver") as consumer:
+        stage.send("a")
+        assert consumer.ack(*consumer.take())
+    consumers = stage.client.xinfo_consumers(stage.keys.stream(TOPIC), GROUP)
+    assert consumers == []
+
+
+def test_an_instance_that_was_killed_is_forgotten_when_it_has_nothing_any_more(stage: Stage) -> None:
+    for name in ("killed", "holding", "living"):
+        stage.open(name).take()
+    stage.send("a")
+    stage.open("holding").take()
+    stage.open().store.sweep(min_idle_ms=-1)
+    stream = stage.client.xinfo_consumers(stage.keys.stream(TOPIC), GROUP)
+    assert [consumer["name"] for consumer in stream] == [b"holding"]
+
+
+def test_a_message_that_fails_comes_again_to_its_group_alone_and_ends_as_a_dead_letter(stage: Stage) -> None:
+    consumer, audit = stage.open(), stage.open(group="audit")
+    stage.send("bad", due_ms=1_234, caller_id="order-1", headers={"a": "b"})
+    assert texts(audit.take()) == ["bad"]
+    for attempt in (1, 2):
+        [entry] = consumer.take()
+        assert (entry.attempt, entry.id, entry.due_ms, entry.headers) == (attempt, "order-1", 1_234, {"a": "b"})
+        assert consumer.nack(entry, "no") is Outcome.AGAIN
+        assert consumer.take() == []
+        stage.move_when_due()
+    [entry] = consumer.take()
+    assert consumer.nack(entry, "ValueError: no") is Outcome.DEAD
+    [dead] = stage.dead()
+    assert {name: dead[name] for name in ("id", "message", "topic", "due_ms", "attempt", "headers")} == {
+        "id": "order-1",
+        "message": "bad",
+        "topic": TOPIC,
+        "due_ms": "1234",
+        "attempt": "3",
+        "headers": '{"a": "b"}',
+    }
+    assert (dead["reason"], dead["detail"], dead["group"]) == ("failed", "ValueError: no", GROUP)
+    assert int(dead["died_ms"]) > 1_700_000_000_000
+    assert stage.pending() == 0
+    assert audit.take() == [], "no business of another group"
+    assert int(stage.client.hget(stage.keys.counters(), "dead")) == 1
+
+
+def test_what_kills_its_consumer_every_time_is_tried_by_itself_and_then_dead_and_takes_no_other_with_it(
+    stage: Stage,
+) -> None:
+    stage.open().close()
+    stage.send("good 1", "poison", "good 2", "good 3")
+    handled: list[str] = []
+    deaths = 0
+    for _ in range(20):
+        victim = stage.open()
+        messages = iter(victim)
+        for _ in range(10):
+            if stage.pending() == 0 and not stage.client.zcard(stage.keys.buckets()) and stage.dead():
+                break
+            stage.move()
+            if not (entry := next_of(stage, victim, messages)):
+                break
+            if entry.message == "poison":
+                deaths += 1
+                break  # killed: nothing is given back
+            assert victim.ack(entry)
+            handled.append(entry.message)
+        stage.silence_ms(LEASE_MS + 1)
+        stage.clock.advance_ms(2_000)
+    assert sorted(handled) == ["good 1", "good 2", "good 3"]
+    assert [letter["message"] for letter in stage.dead()] == ["poison"]
+    assert stage.dead()[0]["reason"] == "abandoned"
+    assert deaths == stage.settings.attempts_max
+
+
+def next_of(stage: Stage, consumer: Consumer, messages: object) -> Entry | None:
+    """The next message, or None if there is none now."""
+    consumer.stopping = lambda: consumer.clock.monotonic_ms() >= end_ms
+    end_ms = consumer.clock.monotonic_ms() + 1_500
+    real_read = consumer.store.read
+
+    def read(limit: int, block_ms: int) -> list[Entry]:
+        stage.clock.advance_ms(100)
+        return real_read(limit, block_ms)
+
+    consumer.store.read = read  # type: ignore[method-assign]
+    try:
+        return next(messages)  # type: ignore[call-overload, no-any-return]
+    except StopIteration:
+        return None
+    finally:
+        consumer.store.read = real_read  # type: ignore[method-assign]
+
+
+def test_what_was_handed_out_in_a_lost_reply_is_found_again(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    consumer = stage.open()
+    stage.send("a", "b")
+    read = stage.client.xreadgroup
+
+    def lose_reply(*arguments: object, **options: object) -> None:
+        read(*arguments, **options)
+        monkeypatch.setattr(stage.client, "xreadgroup", read)
+        raise redis.exceptions.ConnectionError("cut")
+
+    monkeypatch.setattr(stage.client, "xreadgroup", lose_reply)
+    entries = consumer.take()
+    assert texts(entries) == ["a", "b"]
+    assert consumer.ack(*entries)
+    assert stage.pending() == 0
+
+
+def test_an_acknowledgement_whose_reply_was_lost_counts(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    consumer = stage.open()
+    stage.send("a", "b")
+    first, second = consumer.take()
+    execute = stage.client.execute_command
+
+    def lose_reply(*words: object) -> None:
+        execute(*words)
+        monkeypatch.setattr(stage.client, "execute_command", execute)
+        raise redis.exceptions.ConnectionError("cut")
+
+    monkeypatch.setattr(stage.client, "execute_command", lose_reply)
+    assert consumer.ack(first)
+    assert stage.pending() == 1
+    stage.client.time()
+    now_ms = consumer.store.now_ms()
+    monkeypatch.setattr(consumer.store, "now_ms", lambda: now_ms)
+    monkeypatch.setattr(stage.client, "execute_command", lose_reply)
+    assert consumer.nack(second) is Outcome.AGAIN
+    assert stage.client.zcard(stage.keys.buckets()) == 1
+    assert stage.pending() == 0
+
+
+def test_replay_gives_again_what_is_retained(stage: Stage) -> None:
+    consumer = stage.open()
+    stage.send("a", "b")
+    assert consumer.ack(*consumer.take())
+    consumer.store.replay("0-0")
+    assert texts(consumer.take()) == ["a", "b"]
+
+
+def test_a_group_that_was_removed_is_told(stage: Stage) -> None:
+    consumer = stage.open()
+    stage.client.xgroup_destroy(stage.keys.stream(TOPIC), GROUP)
+    with pytest.raises(ConfigError, match="is not there any more"):
+        consumer.take()
+
+
+class TestOrdered:
+    def test_one_has_the_turn_and_the_others_stand_by(self, stage: Stage) -> None:
+        first, second = stage.open(ordered=True), stage.open(ordered=True)
+        stage.send("a", "b", "c")
+        assert texts(first.take(1)) == ["a"]
+        assert second.take() == []
+        assert texts(first.take()) == ["b", "c"]
+
+    def test_who_comes_next_begins_with_what_was_left(self, stage: Stage) -> None:
+        first, second = stage.open(ordered=True), stage.open(ordered=True)
+        stage.send("a", "b")
+        had = first.take()
+        assert first.ack(had[0])
+        stage.client.delete(stage.keys.active(TOPIC, GROUP))  # its lease is over
+        stage.send("c")
+        assert texts(take_all(second)) == ["b", "c"]
+        assert not first.ack(had[1]), "the turn is another's"
+        assert first.take() == []
+
+    def test_an_acknowledgement_without_the_turn_is_refused_even_if_nobody_took_the_message(self, stage: Stage) -> None:
+        first = stage.open(ordered=True)
+        stage.send("a")
+        entries = first.take()
+        stage.client.set(stage.keys.active(TOPIC, GROUP), "another")
+        assert not first.ack(*entries)
+        assert stage.pending() == 1
+
+    def test_who_leaves_gives_the_turn_to_the_next(self, stage: Stage) -> None:
+        first, second = stage.open(ordered=True), stage.open(ordered=True)
+        stage.send("a")
+        assert texts(first.take()) == ["a"]
+        first.close()
+        assert texts(take_all(second)) == ["a"]
