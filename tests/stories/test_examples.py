@@ -1,0 +1,58 @@
+"""Producers and consumers in other languages, with nothing of ours but the wire format: run where their tools are."""
+
+import json
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.commands import ROOT, Checkout
+from tests.servers import RealServer, real_server
+
+AWKWARD = 'it\'s "quoted" \\ and ünïcode 🎉'
+NAMES = ("mail", "billing")
+LIMIT_SEC = 60
+
+
+def run(command: list[str], **environ: str) -> list[str]:
+    done = subprocess.run(
+        command, env=os.environ | environ, capture_output=True, text=True, timeout=LIMIT_SEC, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+@pytest.mark.skipif(not shutil.which("node"), reason="there is no node here")
+def test_node_schedules_and_consumes(checkout: Checkout) -> None:
+    with real_server() as server:
+        socket = {"REDIS_SOCKET": f"{server.folder}/s"}
+        folder = ROOT / "examples" / "node"
+        # The group first: it gets what is published from then on.
+        register(server)
+        drain = checkout.run("jobs/drain.py", "--sink", "stream", environ={"REDIS_URL": server.url})
+        assert " is due at " in run(["node", f"{folder}/schedule.mjs", "0.2", "mail", AWKWARD], **socket)[0]
+        [line] = run(["node", f"{folder}/consume.mjs", *NAMES, "1"], **socket)
+        entry = json.loads(line)
+        assert (entry["message"], entry["topic"], entry["attempt"]) == (AWKWARD, "mail", "1")
+        assert drain.stop() == 0
+
+
+@pytest.mark.skipif(not shutil.which("redis-cli"), reason="there is no redis-cli here")
+def test_the_shell_schedules_and_consumes(checkout: Checkout) -> None:
+    with real_server() as server:
+        cli = {"REDIS_CLI": f"redis-cli -s {server.folder}/s"}
+        folder = Path(ROOT / "examples" / "shell")
+        register(server)
+        drain = checkout.run("jobs/drain.py", "--sink", "stream", environ={"REDIS_URL": server.url})
+        assert " is due at " in run([f"{folder}/schedule.sh", "1", "mail", AWKWARD], **cli)[0]
+        assert run([f"{folder}/consume.sh", *NAMES, "1"], **cli) == [AWKWARD]
+        assert drain.stop() == 0
+
+
+def register(server: RealServer) -> None:
+    topic, group = NAMES
+    client = server.client()
+    client.xgroup_create(f"{{duetime:0}}:stream:{topic}", group, "0", mkstream=True)
+    client.xgroup_create(f"{{duetime:0}}:again:{topic}:{group}", group, "0", mkstream=True)
