@@ -102,3 +102,17 @@ def test_the_other_benchmarks_of_ingest_run_and_leave_a_result(
     assert done.returncode == 0, done.stderr
     samples = json.loads(result_path(name, quick=True).read_text())["samples"]
     assert {part: len(found) for part, found in samples.items()} == taken
+
+
+@pytest.mark.slow
+def test_the_benchmark_of_streams_runs_and_leaves_a_result() -> None:
+    command = ["bench/run.sh", "streams", "--quick", "--rows", "1000"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=240)
+    assert done.returncode == 0, done.stderr
+    samples = json.loads(result_path("streams", quick=True).read_text())["samples"]
+    assert {part: len(found) for part, found in samples.items()} == {
+        "transfer": 2,
+        "handling": 1,
+        "groups": 2,
+        "takeover": 200,
+    }
