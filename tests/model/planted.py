@@ -279,7 +279,7 @@ PLANTED_IN_STREAMS = [
         "a route that is missing is taken for the screen's",
         "claim",
         "    need, detail = 'ROUTE', name\n    return false",
-        "    rows[#rows + 1], rows[#rows + 2] = member, due_ms\n    return true",
+        "    show(member, due_ms)\n    return true",
     ),
     # resume
     Planted("what is paused is put back", "resume", "redis.call('HEXISTS', pauses, topic) == 1", "false"),

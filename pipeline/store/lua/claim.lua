@@ -134,16 +134,19 @@ local function read(member)
 end
 
 local has_pauses = redis.call('EXISTS', pauses) == 1
+local byte = string.byte
+local is_plain = all_to_screen and not has_pauses -- then only what comes again for a group goes elsewhere
 local next_ms = {} -- topic -> when its next message may go
 local plan = {} -- of what does not go to the screen, in order
-local rows, count, bytes, need, detail = {}, 0, 0, nil, nil
+local rows, row_count, count, bytes, need, detail = {}, 0, 0, 0, nil, nil
+
+local function show(member, due_ms)
+  rows[2 * row_count + 1], rows[2 * row_count + 2] = member, due_ms
+  row_count = row_count + 1
+end
 
 -- Decide where a message goes, before anything is written. False: the caller has to name something first.
 local function decide(member, due_ms)
-  if all_to_screen and not has_pauses and string.byte(member, FORM_AT) ~= RESCHEDULED then
-    rows[#rows + 1], rows[#rows + 2] = member, due_ms
-    return true
-  end
   local body = read(member)
   local name = body.group and body.topic .. ':' .. body.group or body.topic
   local route = routes[name]
@@ -170,7 +173,7 @@ local function decide(member, due_ms)
     next_ms[body.topic] = go_ms + route.interval_ms
   end
   if not step.key and not route.streams then
-    rows[#rows + 1], rows[#rows + 2] = member, due_ms
+    show(member, due_ms)
     return true
   end
   step.key = step.key or route.stream
@@ -185,10 +188,14 @@ while count < claim_limit and bytes < claim_bytes_max and not need do
     break
   end
   for index = 1, #page, 2 do
-    if not decide(page[index], due_text(page[index + 1])) then
+    local member, due_ms = page[index], due_text(page[index + 1])
+    if is_plain and byte(member, FORM_AT) ~= RESCHEDULED then -- as show does, without the call: this is the usual way
+      rows[2 * row_count + 1], rows[2 * row_count + 2] = member, due_ms
+      row_count = row_count + 1
+    elseif not decide(member, due_ms) then
       break
     end
-    bytes, count = bytes + #page[index], count + 1
+    bytes, count = bytes + #member, count + 1
   end
 end
 
