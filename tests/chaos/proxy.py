@@ -30,22 +30,35 @@ Call = Sequence[Command]
 
 
 class Exchange:
-    """One call on its way."""
+    """One call on its way, and later what became of it: ``said`` by the server and ``heard`` by the client, None where nothing was.
+
+    ``was_sent`` without anything ``said`` means that nobody knows whether the server executed it.
+    """
 
     def __init__(self, call: Call, client: socket.socket, server: socket.socket, replies: BinaryIO) -> None:
         self.call = call
+        self.was_sent = False
+        self.said: bytes | None = None
+        self.heard: bytes | None = None
         self._client = client
         self._server = server
         self._replies = replies
 
     def forward(self) -> bytes:
         """Let the server execute the call; returns the raw replies to its commands."""
+        self.was_sent = True
         self._server.sendall(b"".join(map(frame, self.call)))
-        return b"".join(read_reply(self._replies) for _ in self.call)
+        self.said = b"".join(read_reply(self._replies) for _ in self.call)
+        return self.said
 
     def answer(self, replies: bytes) -> None:
         """Let the client have replies."""
-        self._client.sendall(replies)
+        self.heard = replies  # before the client can act on them
+        try:
+            self._client.sendall(replies)
+        except OSError:
+            self.heard = None
+            raise
 
     def wait_for_client(self) -> None:
         """Return when the client sends something more, or has gone."""
@@ -69,6 +82,12 @@ def lose_reply(exchange: Exchange) -> None:
 
 def refuse(exchange: Exchange) -> None:
     """End the connection before the call reaches the server."""
+    raise Cut
+
+
+def swallow(exchange: Exchange) -> None:
+    """Take the call and never answer, as a connection does that only its client still believes in."""
+    exchange.wait_for_client()
     raise Cut
 
 
@@ -142,11 +161,16 @@ class Trap:
 
 
 class Proxy:
-    """Listens on a unix socket and stands in for the server on another one."""
+    """Listens on a unix socket and stands in for the server on another one.
 
-    def __init__(self, upstream: Path, path: Path) -> None:
+    Args:
+        note: is given each call as it comes, from a thread of its connection.
+    """
+
+    def __init__(self, upstream: Path, path: Path, note: Callable[[Exchange], object] = lambda _: None) -> None:
         self.url = f"unix://{path}"
         self._upstream = upstream
+        self._note = note
         self._traps: list[Trap] = []
         self._lock = threading.Lock()
         self._open: set[socket.socket] = set()
@@ -161,6 +185,11 @@ class Proxy:
         with self._lock:
             self._traps.append(trap)
         return trap
+
+    def remove(self, trap: Trap) -> None:
+        """Take one trap away."""
+        with self._lock:
+            self._traps.remove(trap)
 
     def clear(self) -> None:
         """Take all traps away."""
@@ -203,7 +232,9 @@ class Proxy:
     def _relay(self, client: socket.socket, requests: BinaryIO, server: socket.socket, replies: BinaryIO) -> None:
         while True:
             call = read_call(requests)
-            self._fault_for(call)(Exchange(call, client, server, replies))
+            exchange = Exchange(call, client, server, replies)
+            self._note(exchange)
+            self._fault_for(call)(exchange)
             if call[0][0].upper() == b"SUBSCRIBE":  # from now on the server speaks unasked
                 listener = threading.Thread(target=_pump, args=(replies, client), daemon=True)
                 listener.start()

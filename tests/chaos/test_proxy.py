@@ -13,7 +13,19 @@ from pipeline.store.doorbell import Doorbell
 from pipeline.store.keys import Keys
 from pipeline.store.redis_store import RedisStore
 from pipeline.store.scripts import Scripts
-from tests.chaos.proxy import Exchange, Proxy, after, before, lose_reply, naming, pass_on, refuse, reply_with, running
+from tests.chaos.proxy import (
+    Exchange,
+    Proxy,
+    after,
+    before,
+    lose_reply,
+    naming,
+    pass_on,
+    refuse,
+    reply_with,
+    running,
+    swallow,
+)
 from tests.servers import RealServer
 from tests.store.builders import transaction
 from tests.store.conftest import START_MS
@@ -74,6 +86,27 @@ def test_a_refused_command_and_a_made_up_reply_do_not_reach_the_server(proxy: Pr
             client.rpush("l", number)
     client.rpush("l", 4)
     assert pushed(server) == [b"4"]
+
+
+def test_a_swallowed_command_is_never_answered_nor_executed(proxy: Proxy, server: RealServer) -> None:
+    proxy.trap(is_push, swallow)
+    client = connect(RedisSettings(url=proxy.url, reply_timeout_ms=20))
+    with pytest.raises(redis.exceptions.TimeoutError):
+        client.rpush("l", 1)
+    client.rpush("l", 2)
+    assert pushed(server) == [b"2"]
+
+
+def test_a_trap_that_is_taken_away_does_nothing_more(proxy: Proxy, server: RealServer) -> None:
+    gone, other = (proxy.trap(is_push, refuse, last=float("inf")), proxy.trap(naming("LPUSH"), refuse))
+    proxy.remove(gone)
+    client = client_of(proxy)
+    client.rpush("l", 1)
+    with pytest.raises(redis.exceptions.ConnectionError):
+        client.lpush("l", 2)
+    assert not gone.was_sprung
+    assert other.was_sprung
+    assert pushed(server) == [b"1"]
 
 
 def test_before_and_after_see_the_server_as_it_is_then(proxy: Proxy, server: RealServer) -> None:
@@ -156,7 +189,7 @@ def test_a_transaction_behind_a_watch_that_was_broken_is_answered_with_nil(proxy
 def test_a_subscription_passes_through(proxy: Proxy, server: RealServer) -> None:
     keys = Keys("test-bell")
     doorbell = Doorbell(client_of(proxy), [keys])
-    doorbell.wait(0)
+    doorbell.wait(60_000)  # until it is confirmed
     server.client().publish(keys.wake(), "1")
     rung = threading.Thread(target=doorbell.wait, args=(60_000,))
     rung.start()
