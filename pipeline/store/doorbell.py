@@ -22,11 +22,14 @@ class Doorbell:
         self._pubsub: PubSub | None = None
 
     def wait(self, timeout_ms: float) -> None:
-        """Return when rung or after ``timeout_ms``; at once after a new subscription, since a ring before it went unheard."""
+        """Return when rung or after ``timeout_ms``.
+
+        It also returns when a new subscription is confirmed, since a ring before that went unheard.
+        """
         try:
             if self._pubsub is None:
-                self._subscribe()
-                return
+                self._pubsub = self._client.pubsub()
+                self._pubsub.subscribe(*self._channels)  # confirmed by a message, which is waited for like a ring
             while self._pubsub.get_message(timeout=timeout_ms / 1000) is not None:
                 timeout_ms = 0  # rung: take the other rings, they are answered by the same look
         except (redis.exceptions.RedisError, OSError):
@@ -38,10 +41,3 @@ class Doorbell:
         if self._pubsub is not None:
             self._pubsub.close()
             self._pubsub = None
-
-    def _subscribe(self) -> None:
-        pubsub = self._client.pubsub()
-        pubsub.subscribe(*self._channels)
-        for _ in self._channels:
-            pubsub.get_message(timeout=None)  # the confirmations
-        self._pubsub = pubsub

@@ -1,6 +1,7 @@
 """A real server that goes, comes back, fills up, and forgets its scripts."""
 
 import threading
+from contextlib import closing
 
 import pytest
 
@@ -12,6 +13,7 @@ from pipeline.store.connection import connect
 from pipeline.store.doorbell import Doorbell
 from pipeline.store.keys import Keys
 from pipeline.store.redis_store import RedisStore
+from tests.chaos.proxy import Proxy, naming, swallow
 from tests.servers import RealServer, real_server
 from tests.store.builders import transaction
 from tests.store.conftest import START_MS, ends
@@ -146,15 +148,24 @@ class TestDoorbell:
 
     def test_another_shard_or_namespace_does_not_ring(self, server: RealServer) -> None:
         doorbell = Doorbell(connect(RedisSettings(url=server.url)), [Keys("test-doorbell")])
-        doorbell.wait(1)
+        assert ends(lambda: doorbell.wait(60_000))
         for other in (Keys("test-doorbell", 1), Keys("test-other")):
             assert server.client().publish(other.wake(), "1") == 0
         doorbell.close()
 
+    def test_a_subscription_that_is_never_confirmed_is_waited_for_no_longer_than_a_ring(
+        self, server: RealServer
+    ) -> None:
+        with closing(Proxy(server.folder / "s", server.folder / "p-doorbell")) as proxy:
+            proxy.trap(naming("SUBSCRIBE"), swallow)
+            doorbell = Doorbell(connect(RedisSettings(url=proxy.url)), [Keys("test-doorbell")])
+            assert ends(lambda: doorbell.wait(5))
+            doorbell.close()
+
     def test_without_a_server_it_still_waits_and_recovers(self) -> None:
         with real_server() as server:
             doorbell = Doorbell(connect(RedisSettings(url=server.url)), [Keys("test")])
-            doorbell.wait(1)
+            assert ends(lambda: doorbell.wait(60_000))
             server.kill()
             for _ in range(3):
                 doorbell.wait(5)
