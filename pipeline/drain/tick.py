@@ -1,14 +1,17 @@
 """One pass of the drain loop: claim, deliver, acknowledge."""
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
 from pipeline.core.clock import Clock
-from pipeline.core.errors import SinkClosed, StoreError
+from pipeline.core.errors import SinkClosed, StoreError, StoreUnavailable
 from pipeline.core.messages import Message, decode_member
 from pipeline.sinks.base import Delivery, Sink
 from pipeline.store.base import Claim, ClaimedMessage, ClaimReply, DrainStore
+
+log = logging.getLogger(__name__)
 
 LEASE_MARGIN = 0.1  # the part of the lease that is left unused, for clocks that drift and a process that is paused
 
@@ -59,7 +62,8 @@ def run_tick(
 
         patiently: how calls to the store are made.
     Raises:
-        StoreUnavailable: the loop has to end and the server does not answer; a claim is left to its lease.
+        StoreUnavailable: the loop has to end and the server does not answer before all is acknowledged that was delivered; a claim
+            is left to its lease.
         SinkClosed: the claim is given back.
     """
     asked_ms = 0.0
@@ -92,7 +96,10 @@ def run_tick(
     handed_ms = clock.wall_ms()
     held = _acknowledge(store, claim, deliveries[:delivered], patiently, in_time)
     if held and delivered < len(deliveries):
-        patiently(lambda: store.release(claim, delivered))
+        try:
+            patiently(lambda: store.release(claim, delivered))
+        except StoreUnavailable as exc:  # the loop has to end, and what it delivered counts all the same
+            log.warning("stopped while Redis does not answer, so the rest of a claim comes after its lease: %s", exc)
     return Tick(
         delivered=delivered,
         stale=0 if held else delivered,

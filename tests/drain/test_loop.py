@@ -281,13 +281,15 @@ class Flaky:
         self._store = store
         self._plan = plan
         self.reclaim = store.reclaim
-        self.release = store.release
 
     def claim(self, name: str) -> ClaimReply:
         return self._call("claim", lambda: self._store.claim(name))  # type: ignore[return-value]
 
     def ack(self, claim: Claim, delivered: int, caller_ids: Sequence[str]) -> bool:
         return self._call("ack", lambda: self._store.ack(claim, delivered, caller_ids))  # type: ignore[return-value]
+
+    def release(self, claim: Claim, delivered: int) -> int:
+        return self._call("release", lambda: self._store.release(claim, delivered))  # type: ignore[return-value]
 
     def _call(self, verb: str, call: Callable[[], object]) -> object:
         fault = self._plan[verb].pop(0) if self._plan.get(verb) else ""
@@ -313,6 +315,19 @@ def test_an_acknowledgement_that_failed_is_made_again(world: World, fault: str) 
     totals = world.loop(store=Flaky(world.store, {"ack": [fault, fault]})).run()
     assert world.texts() == ["message 1", "message 2"]
     assert (totals.delivered, world.store.stats().counters["delivered"]) == (2, 2)
+
+
+def test_what_is_acknowledged_counts_when_a_stop_can_not_give_the_rest_back(world: World) -> None:
+    world.store.schedule("s", transaction(*((line, START_MS) for line in range(1, 6))))
+
+    def block_at_the_third() -> None:
+        world.stop = world.sink.blocked = len(world.sink.seen) == 2
+
+    world.sink.on_deliver = block_at_the_third
+    totals = world.loop(store=Flaky(world.store, {"release": ["before"]})).run()
+    assert (totals.claimed, totals.delivered, totals.lateness().total()) == (5, 2, 2)
+    stats = world.store.stats()
+    assert (stats.in_flight, stats.counters["delivered"]) == (3, 2)
 
 
 @pytest.mark.parametrize("verb", ["claim", "ack"])
