@@ -8,6 +8,7 @@ from tempfile import TemporaryDirectory
 import pytest
 
 from pipeline.ingest import parsing
+from tests.chaos.drain_story import DrainStory
 from tests.chaos.rig import PIECE_BYTES, Rig
 from tests.e2e.commands import Checkout
 from tests.servers import RealServer, real_server
@@ -19,6 +20,15 @@ def checkout() -> Iterator[Checkout]:
         made = Checkout(Path(folder).resolve())
         yield made
         made.close()
+
+
+@pytest.fixture
+def story(checkout: Checkout, request: pytest.FixtureRequest) -> Iterator[DrainStory]:
+    """A story of drain loops, of one shard if the test asks for no more."""
+    with real_server() as server:
+        told = DrainStory(checkout, server, shards=getattr(request, "param", 1))
+        yield told
+        told.close()
 
 
 @pytest.fixture(scope="module")

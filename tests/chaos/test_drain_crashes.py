@@ -1,0 +1,147 @@
+"""Drain loops as users run them, killed, stopped and told to end at every point of a claim, while others live on.
+
+The loop that is hit has a short lease, so that the others soon take over; theirs is long, so that a busy machine costs no claim.
+"""
+
+import threading
+from collections.abc import Callable
+
+import pytest
+
+from tests.chaos.drain_history import KILLED, STOPPED, History
+from tests.chaos.drain_rounds import run_round
+from tests.chaos.drain_story import CLAIM_LIMIT, FIRST_LINES, MESSAGES, DrainStory, Strike, when_claimed
+from tests.chaos.proxy import WAIT_SEC, Fault, after, before
+
+LEASE_SEC = 1.5
+EVER = float("inf")
+
+three_shards = pytest.mark.parametrize("story", [3], indirect=True)
+
+# Where a loop is hit: the script that it calls then, and how the call meets what happens to the loop.
+POINTS: dict[str, tuple[str, Callable[[Callable[[], object]], Fault]]] = {
+    "before its claim is at the server": ("claim", before),
+    "when its claim is made, the reply not read": ("claim", when_claimed),
+    "when all is shown, the acknowledgement not at the server": ("ack", before),
+    "when it is acknowledged, the reply not read": ("ack", after),
+}
+
+
+@three_shards
+def test_killed_at_every_point_nothing_is_lost_and_only_what_was_shown_comes_again(story: DrainStory) -> None:
+    others = [story.start(), story.start()]
+    story.kill(story.stuck_loop(LEASE_SEC))
+    for script, fault in POINTS.values():
+        kill_at(story, script, fault)
+    story.wait_until_shown()
+    history = story.settle()
+    seen, unfinished = history.seen(), unfinished_of(history)
+    assert seen[KILLED] == len(POINTS) + 1
+    assert len(unfinished) == 3, "a claim that never was, and one that is acknowledged, wait for no lease"
+    assert seen["taken back"] == sum(len(rows) for rows in unfinished)
+    shown = {shown.key for shown in history.shown}
+    again = [len(shown.intersection(rows)) for rows in unfinished]
+    assert seen["repeated"] == sum(again)
+    assert sorted(map(bool, again)) == [False, True, True], "one was hit before it showed anything"
+    assert all(other.out for other in others)
+
+
+def unfinished_of(history: History) -> list[list[tuple[int, str, int]]]:
+    """The messages of claims that their holders neither acknowledged nor gave back, as they would be shown."""
+    claims = [claim for claim in history.log.claims.values() if not claim.is_finished]
+    return [[(claim.loop, row.id, row.attempt) for row in claim.rows] for claim in claims]
+
+
+def kill_at(story: DrainStory, script: str, fault: Callable[[Callable[[], object]], Fault]) -> None:
+    loop = story.start(lease_sec=LEASE_SEC)
+    kill = Strike(lambda: story.kill(loop))
+    story.trap(loop, script, fault(kill), last=EVER)
+    with story.alone(loop):
+        story.send(MESSAGES)
+        kill.wait()
+
+
+def test_killed_when_it_gives_back_the_rest_is_shown_once(story: DrainStory) -> None:
+    """What was shown is acknowledged by then."""
+    story.start()
+    for fault in (before, after):
+        loop = story.stuck_loop(LEASE_SEC)
+        kill = Strike(lambda loop=loop: story.kill(loop))
+        story.trap(loop, "release", fault(kill))
+        loop.process.terminate()
+        kill.wait()
+    story.wait_until_shown()
+    seen = story.settle().seen()
+    assert (seen[KILLED], seen["repeated"]) == (2, 0)
+    assert seen["taken back"] > 0
+
+
+def test_stopped_with_all_shown_its_late_acknowledgement_is_refused_and_harms_nobody(story: DrainStory) -> None:
+    """It comes while another loop has shown the same messages and is about to acknowledge them."""
+    other = story.start()
+    loop = story.start(lease_sec=LEASE_SEC)
+    late, held = threading.Event(), threading.Event()
+    stop = Strike(lambda: story.stop(loop), cuts=False)
+    story.trap(loop, "ack", before(lambda: (stop(), late.wait(WAIT_SEC))))
+    with story.alone(loop):
+        story.send(CLAIM_LIMIT, dues_ms=[-5_000])
+        stop.wait()
+    shown = story.trap(other, "ack", before(lambda: held.wait(WAIT_SEC)))
+    shown.wait()
+    story.go_on(loop)
+    late.set()
+    loop.wait_for_line(f"{CLAIM_LIMIT} messages took longer than the lease, so they will be delivered again")
+    assert story.in_flight() == 1
+    held.set()
+    story.wait_until_shown()
+    seen = story.settle().seen()
+    assert (seen[STOPPED], seen["late"]) == (1, 1)
+    assert seen["repeated"] == seen["taken back"] == CLAIM_LIMIT
+
+
+def test_stopped_in_the_middle_it_shows_no_more_and_its_late_acknowledgement_is_refused(story: DrainStory) -> None:
+    other = story.start()
+    loop = story.stuck_loop(LEASE_SEC)
+    story.stop(loop)
+    other.wait_for(lambda _: len(other.out) == MESSAGES, "takeover of everything")
+    story.go_on(loop)
+    loop.wait_for_line("messages took longer than the lease, so they will be delivered again")
+    history = story.settle()
+    seen, [rows] = history.seen(), unfinished_of(history)
+    assert (seen[STOPPED], seen["late"]) == (1, 1)
+    assert seen["taken back"] == len(rows)
+    assert FIRST_LINES <= seen["repeated"] < len(rows), "what it had begun when it was stopped, and no more"
+
+
+def test_told_to_end_it_gives_back_at_once_what_is_not_shown(story: DrainStory) -> None:
+    loop = story.stuck_loop(lease_sec=10 * WAIT_SEC)
+    assert story.in_flight() == 1
+    loop.process.terminate()
+    loop.process.wait(WAIT_SEC)
+    assert story.in_flight() == 0
+    loop.go_on.set()
+    history = story.settle()
+    first, *_ = history.log.claims.values()
+    assert first.given_back
+    assert FIRST_LINES <= first.acknowledged < len(first.rows)
+    assert {shown.attempt for shown in history.shown} == {1}, "what was not shown was no attempt"
+    assert history.seen()["repeated"] == 0
+
+
+def test_told_to_end_with_all_shown_it_acknowledges_first(story: DrainStory) -> None:
+    loop = story.start()
+    shown = story.trap(loop, "ack", before(loop.process.terminate))
+    story.send(CLAIM_LIMIT)
+    shown.wait()
+    assert loop.end() == 0
+    assert story.in_flight() == 0
+    history = story.settle()
+    assert history.seen()["repeated"] == 0
+    assert unfinished_of(history) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [1, 2])
+def test_faults_that_a_seed_draws_lose_nothing(seed: int) -> None:
+    """``python -m tests.chaos.long --job drain`` goes on with other seeds."""
+    assert run_round(seed) > 0

@@ -1,0 +1,105 @@
+"""The tests of drain loops notice what they are there for: each protection, taken out of the copy that runs, is missed."""
+
+from collections.abc import Callable
+from functools import partial
+
+import pytest
+
+from tests.chaos import drain_story
+from tests.chaos import test_drain_connections as connections
+from tests.chaos import test_drain_crashes as crashes
+from tests.chaos.drain_story import DrainStory, when_claimed
+from tests.chaos.proxy import after
+from tests.planting import replace_once
+
+WAIT_SEC = 10.0  # what a fault keeps from happening need not be waited for any longer
+TICK, LOOP = "pipeline/drain/tick.py", "pipeline/drain/loop.py"
+DELIVER = "delivered = sink.deliver(deliveries,"
+WRITE = 'written = self._write(b"".join(lines), patient)'
+BUFFERED = 'late, self._late = getattr(self, "_late", b""), b"".join(lines)'
+SUBSCRIBED = "self._pubsub.subscribe(*self._channels)"
+
+# The fault, its place, old and new text, the test that fails, and how.
+PLANTED: dict[str, tuple[str, str, str, Callable[[DrainStory], None], str]] = {
+    "messages are acknowledged before they are shown": (
+        TICK,
+        DELIVER,
+        f"store.ack(claim, len(deliveries), []); {DELIVER}",
+        crashes.test_killed_at_every_point_nothing_is_lost_and_only_what_was_shown_comes_again,
+        "everything is shown: never",
+    ),
+    "what is shown stays in a buffer": (
+        "pipeline/sinks/screen.py",
+        WRITE,
+        f"{BUFFERED}; self._write(late, patient); written = len(self._late)",
+        crashes.test_killed_at_every_point_nothing_is_lost_and_only_what_was_shown_comes_again,
+        "everything is shown: never",
+    ),
+    "what is not shown is not given back": (
+        TICK,
+        "if held and delivered < len(deliveries):",
+        "if False:",
+        crashes.test_told_to_end_it_gives_back_at_once_what_is_not_shown,
+        "assert 1 == 0",
+    ),
+    "messages are shown after the lease": (
+        TICK,
+        "return clock.monotonic_ms() < deadline_ms",
+        "return True",
+        crashes.test_stopped_in_the_middle_it_shows_no_more_and_its_late_acknowledgement_is_refused,
+        "what it had begun when it was stopped, and no more",
+    ),
+    "nobody takes back what a dead loop held": (
+        LOOP,
+        "if tick.first_lease_ms is not None and tick.first_lease_ms <= tick.now_ms:",
+        "if False:",
+        crashes.test_killed_when_it_gives_back_the_rest_is_shown_once,
+        "everything is shown: never",
+    ),
+    "a claim is asked for again under another name": (
+        TICK,
+        "return store.claim(name)",
+        'return store.claim(f"{name}{asked_ms}")',
+        partial(connections.test_a_call_that_is_lost_costs_nothing, script="claim", fault=when_claimed),
+        "everything is shown: never",
+    ),
+    "an acknowledgement that was unheard counts as late": (
+        TICK,
+        "return held or (tries > 1 and within_lease())",
+        "return held",
+        partial(connections.test_a_call_that_is_lost_costs_nothing, script="ack", fault=after),
+        r"endings: \d+ says \d+ messages delivered and acknowledged 40",
+    ),
+    "a loop waits for the doorbell's confirmation": (
+        "pipeline/store/doorbell.py",
+        SUBSCRIBED,
+        f"{SUBSCRIBED}; self._pubsub.get_message(timeout=None)",
+        connections.test_a_doorbell_that_is_never_confirmed_holds_nothing_up,
+        "everything is shown: never",
+    ),
+    "a loop says at every try that it waits": (
+        "pipeline/store/patience.py",
+        "if failures == 1 or",
+        "if True or",
+        partial(connections.test_every_mood_of_the_server_is_waited_for, script="ack"),
+        r"assert \(2, 2\) == \(1, 1\)",
+    ),
+    "a loop gives up on a cluster that is down": (
+        "pipeline/store/connection.py",
+        "    redis.exceptions.ClusterDownError,\n",
+        "",
+        partial(connections.test_every_mood_of_the_server_is_waited_for, script="claim"),
+        "Redis answered with an error that is not expected here: The cluster is down",
+    ),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", PLANTED)
+def test_a_planted_fault_is_noticed(name: str, story: DrainStory, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, old, new, test, said = PLANTED[name]
+    planted = story.checkout.root / path
+    planted.write_text(replace_once(planted.read_text(encoding="utf-8"), old, new, name), encoding="utf-8")
+    monkeypatch.setattr(drain_story, "WAIT_SEC", WAIT_SEC)
+    with pytest.raises(AssertionError, match=said):
+        test(story)
