@@ -1,7 +1,7 @@
 """How messages come into the hands of an instance: new ones, those of an earlier life, and those of instances that are silent."""
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from pipeline.core.clock import Clock
@@ -54,6 +54,9 @@ class Intake:
     ordered: bool
     in_hand: dict[tuple[str, str], Held] = field(default_factory=dict)
     has_turn: bool = False
+    _found: list[Entry] = field(
+        default_factory=list
+    )  # in hand, and not yet told of: a call may fail after another found some
     _unsure: bool = (
         True  # whether messages may be its own that it does not know of: of an earlier life, or of a lost reply
     )
@@ -66,15 +69,18 @@ class Intake:
         if self.ordered and not self._get_turn():
             self.wait(self.block_ms)
             return []
-        return self.gather_own() or self._take_over() or self._read(limit)
-
-    def gather_own(self) -> list[Entry]:
-        """Find what was handed out to this instance without its knowledge."""
-        if not self._unsure:
-            return []
-        found = [entry for stream in self.store.streams for entry in self._hold_taken(self._pages(stream, None))]
-        self._unsure = False
+        for step in (self.gather_own, self._take_over, lambda: self._read(limit)):
+            if not self._found:
+                step()
+        found, self._found = self._found, []
         return found
+
+    def gather_own(self) -> None:
+        """Find what was handed out to this instance without its knowledge."""
+        if self._unsure:
+            for stream in self.store.streams:
+                self._hold_taken(self._pages(stream, None))
+            self._unsure = False
 
     def give_back(self, held: Iterable[Held]) -> None:
         """Let others have messages at once; those that were not begun count as not handed out."""
@@ -82,7 +88,7 @@ class Intake:
         self.store.settle("release", [h.entry for h in each if h.counted and not h.begun])
         self.store.settle("drop", [h.entry for h in each if h.begun or not h.counted])
 
-    def _read(self, limit: int) -> list[Entry]:
+    def _read(self, limit: int) -> None:
         self._unsure = True  # until there is a reply
         asked_ms = self.clock.monotonic_ms()
         found: list[Entry] = []
@@ -94,30 +100,28 @@ class Intake:
         self.interruptible(read)
         for entry in found:
             self.in_hand[entry.key] = Held(entry, asked_ms, counted=True)
+        self._found += found
         if self.ordered and not found:
             self.interruptible(lambda: self.store.wait(self.block_ms))
-        return found
 
-    def _take_over(self) -> list[Entry]:
+    def _take_over(self) -> None:
         """Find messages of instances that were silent for a lease."""
         now_ms = self.clock.monotonic_ms()
         if now_ms - self._looked_ms < TAKE_OVER_MS:
-            return []
+            return
         self._looked_ms = now_ms
         if now_ms - self._swept_ms >= SWEEP_MS:
             self._swept_ms = now_ms
             self.store.sweep(SWEEP_MS)
-        found: list[Entry] = []
         for stream in self.store.streams:
             for _ in range(LOOKS_MAX):
                 page = self.store.gather(stream, self._cursors.get(stream, BEGINNING), PAGE, round(self.lease_ms))
                 self._cursors[stream] = page.cursor
-                found += self._hold_taken(page.entries)
-                if found or page.cursor == END:
+                self._hold_taken(page.entries)
+                if self._found or page.cursor == END:
                     break
-        if found:
-            log.warning("took over %d messages that were not acknowledged in time", len(found))
-        return found
+        if self._found:
+            log.warning("took over %d messages that were not acknowledged in time", len(self._found))
 
     def _get_turn(self) -> bool:
         """Say whether this instance of an ordered group may read; when it comes to be so, take what the one before has left."""
@@ -130,6 +134,7 @@ class Intake:
         elif had_turn and not self.has_turn:
             log.warning("lost the turn: it was silent for longer than a lease")
             self.in_hand.clear()
+            self._found.clear()
         return self.has_turn
 
     def _pages(self, stream: str, min_idle_ms: int | None) -> Iterator[Entry]:
@@ -141,10 +146,10 @@ class Intake:
             if cursor == END:
                 return
 
-    def _hold_taken(self, entries: Iterable[Entry]) -> Sequence[Entry]:
+    def _hold_taken(self, entries: Iterable[Entry]) -> None:
         """Take in hand what the server gave without counting it, but for what is there already."""
-        new = [entry for entry in entries if entry.key not in self.in_hand]
         now_ms = self.clock.monotonic_ms()
-        for entry in new:
-            self.in_hand[entry.key] = Held(entry, now_ms, counted=False)
-        return new
+        for entry in entries:
+            if entry.key not in self.in_hand:
+                self.in_hand[entry.key] = Held(entry, now_ms, counted=False)
+                self._found.append(entry)

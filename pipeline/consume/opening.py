@@ -18,6 +18,7 @@ from pipeline.store.groups import BEGINNING, NEW, GroupStore
 from pipeline.store.shards import check_layout, keys_of
 
 _ENTRY_ID = re.compile(r"[0-9]{1,16}-[0-9]{1,20}")
+BLOCK_MS = 1_000  # that a read waits for a message; it must end before the wait for its reply does
 LAST_OF_A_MS = 2**64 - 1  # the highest sequence number of an entry's id
 
 
@@ -75,6 +76,7 @@ def new_consumer(store: GroupStore, settings: Settings, ordered: bool, **options
             "wait": lambda ms: select.select([], [], [], ms / 1000),
             "random": random.random,
             "ordered": ordered,
+            "block_ms": min(BLOCK_MS, settings.redis.reply_timeout_ms // 2),
             **options,
         }
     )

@@ -4,9 +4,9 @@ import pytest
 import redis
 
 from pipeline.consume.consumer import Consumer, Outcome
-from pipeline.core.errors import ConfigError
+from pipeline.core.errors import ConfigError, StoreUnavailable
 from pipeline.store.entries import Entry
-from pipeline.store.groups import NEW
+from pipeline.store.groups import NEW, GroupStore
 from tests.consume.conftest import GROUP, TOPIC, Stage
 
 LEASE_MS = 100_000
@@ -258,6 +258,29 @@ def test_what_was_handed_out_in_a_lost_reply_is_found_again(stage: Stage, monkey
     assert texts(entries) == ["a", "b"]
     assert consumer.ack(*entries)
     assert stage.pending() == 0
+
+
+def test_what_was_found_before_a_call_failed_is_not_forgotten(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    stage.send("again", "a")
+    dying = stage.open("c")
+    failed, _ = dying.take()
+    dying.nack(failed)
+    stage.move_when_due()
+    dying.take()
+    reborn = stage.open("c")
+    gather = reborn.store.gather
+    calls = 0
+
+    def gather_once(*arguments: object, **options: object) -> object:
+        nonlocal calls
+        calls += 1
+        if calls == 2:
+            raise StoreUnavailable("cut")
+        return gather(*arguments, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(GroupStore, "gather", lambda self, *arguments, **options: gather_once(*arguments, **options))
+    assert sorted(texts(take_all(reborn))) == ["a", "again"]
+    assert calls > 2
 
 
 def test_an_acknowledgement_whose_reply_was_lost_counts(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:

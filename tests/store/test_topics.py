@@ -94,6 +94,11 @@ def test_a_message_moves_with_all_its_fields_and_its_schedule_ends(world: World)
 def test_plain_and_foreign_members_go_to_the_default_topic_as_they_stand(world: World) -> None:
     odd = [b"\xff\xfe", b"short", b"P" * 22 + b"j{not json", b"P" * 22 + b'j{"message":1}', b"P" * 22 + b"x?"]
     odd += [b"Q" * 22 + b'j{"message":"m","topic":"a{b}"}', b"Q" * 22 + b'r{"message":"m"}']
+    odd += [b"S" * 22 + b'j{"message":"m","headers":{"a":1e999}}', b"S" * 22 + b'j{"message":"m","headers":["a"]}']
+    odd += [
+        b"T" * 22 + b'r{"message":"m","due_ms":"nan"}',
+        b"T" * 22 + b'r{"message":"m","due_ms":"1","attempt":"nan"}',
+    ]
     odd += [b"R" * 22 + b'j{"message":"m","headers":null}', b"R" * 22 + b'r{"message":"m","due_ms":"1","group":"a:b"}']
     for member in odd:
         world.put(member)

@@ -112,6 +112,23 @@ local function is_name(value)
   return type(value) == 'string' and #value <= NAME_LENGTH_MAX and string.find(value, '^[%w._-]+$')
 end
 
+local function number_of(value)
+  local number = tonumber(value)
+  return number == number and number or nil -- "nan" is a number to Lua
+end
+
+local function are_texts(headers)
+  if type(headers) ~= 'table' then
+    return false
+  end
+  for name, value in pairs(headers) do
+    if type(name) ~= 'string' or type(value) ~= 'string' then
+      return false
+    end
+  end
+  return true
+end
+
 -- What a member says, with the names of the JSON form; one that is not of our format is a message as it stands.
 local function read(member)
   local form, rest = string.sub(member, FORM_AT, FORM_AT), string.sub(member, FORM_AT + 1)
@@ -121,8 +138,8 @@ local function read(member)
   local is_json, body = pcall(cjson.decode, rest)
   if (form == 'j' or form == 'r') and is_json and type(body) == 'table' and type(body.message) == 'string' then
     local again = form == 'r' and body or {}
-    local due_ms, attempt, group = tonumber(again.due_ms), tonumber(again.attempt or 1), again.group
-    local has_texts = type(body.id or '') == 'string' and type(body.headers or {}) == 'table'
+    local due_ms, attempt, group = number_of(again.due_ms), number_of(again.attempt or 1), again.group
+    local has_texts = type(body.id or '') == 'string' and are_texts(body.headers or {})
     if has_texts and is_name(body.topic or 'default') and (not group or is_name(group)) and (due_ms and attempt or form == 'j') then
       return {
         topic = body.topic or 'default', message = body.message, id = body.id, headers = body.headers,
