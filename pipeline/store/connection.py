@@ -1,5 +1,6 @@
 """Opening a connection, and the client's errors in our words."""
 
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -20,6 +21,13 @@ PASSING_ERRORS = (
     redis.exceptions.TryAgainError,
     redis.exceptions.ClusterDownError,
 )
+# A doorbell only listens, so no reply that stays away tells it that its connection is dead: the system asks after half a minute,
+# thrice in half a minute more, instead of after two hours. Where it can't be told so, its own times count.
+KEEPALIVE = {
+    getattr(socket, name): value
+    for name, value in (("TCP_KEEPIDLE", 30), ("TCP_KEEPINTVL", 10), ("TCP_KEEPCNT", 3))
+    if hasattr(socket, name)
+}
 PASSING_WORDS = ("BUSY", "MISCONF", "NOREPLICAS", "UNBLOCKED")
 
 
@@ -36,7 +44,11 @@ def connect(settings: RedisSettings) -> "redis.Redis":
             settings.url,
             socket_connect_timeout=settings.connect_timeout_ms / 1000,
             socket_timeout=settings.reply_timeout_ms / 1000,
-            **({} if settings.url.startswith("unix:") else {"socket_keepalive": True}),
+            **(
+                {}
+                if settings.url.startswith("unix:")
+                else {"socket_keepalive": True, "socket_keepalive_options": KEEPALIVE}
+            ),
             retry=Retry(NoBackoff(), 0),
             retry_on_error=[],
             decode_responses=False,
