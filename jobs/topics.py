@@ -85,9 +85,8 @@ def groups_text(topic: str, groups: Sequence[GroupInfo], format: str, now_ms: in
     for group in groups:
         oldest_ms = group.oldest_pending_ms
         oldest = "" if oldest_ms is None else f", the oldest of {span_text(max(0, now_ms - oldest_ms))} ago"
-        lines.append(
-            f"{topic} {group.name}: lag {group.lag:,}, pending {group.pending:,}{oldest}; {group.consumers} consumers"
-        )
+        instances = "1 instance" if group.consumers == 1 else f"{group.consumers:,} instances"
+        lines.append(f"{topic} {group.name}: lag {group.lag:,}, pending {group.pending:,}{oldest}; {instances}")
     return "\n".join(lines) or f"{topic}: no groups"
 
 

@@ -88,7 +88,7 @@ def test_topics_are_paused_resumed_and_counted(checkout: Checkout) -> None:
         assert told(checkout, server, job, "resume", "default") == ["default: 3 messages that were held come now"]
         drain.wait_for(lambda _: client.xlen(KEYS.stream("default")) == 3, "messages")
         client.xgroup_create(KEYS.stream("default"), "g", "0")
-        assert told(checkout, server, job, "groups") == ["default g: lag 3, pending 0; 0 consumers"]
+        assert told(checkout, server, job, "groups") == ["default g: lag 3, pending 0; 0 instances"]
         [listed] = told(checkout, server, job, "list", "--format", "json")
         assert json.loads(listed) == {"name": "default", "in_stream": 3, "held": 0, "dead": 0, "paused_ms": None}
         assert drain.stop() == 0
