@@ -1,0 +1,163 @@
+"""Consumers as users run them, killed, frozen and cut off at every point: nothing is lost, and each copy is explained."""
+
+import signal
+import subprocess
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from pipeline.store.keys import Keys
+from tests.chaos.proxy import WAIT_SEC, Fault, Matches, Proxy, after, before, lose_reply, naming, refuse, running
+from tests.e2e.commands import Checkout, Command
+from tests.servers import RealServer, real_server
+
+KEYS = Keys("duetime")
+TOPIC, GROUP = "mail", "billing"
+MESSAGES = 300
+LEASE_SEC = 1
+SETTLES, GATHERS, READS = running("settle"), running("gather"), naming("XREADGROUP")
+EVER = float("inf")
+PAGE = 100  # messages that a consumer has in hand, at most
+When = Callable[[Callable[[], object]], Fault]
+
+
+class Readers:
+    """A stream with messages, a group, and a proxy in front of the server."""
+
+    def __init__(self, checkout: Checkout, server: RealServer) -> None:
+        self.client = server.client()
+        self.proxy = Proxy(server.folder / "s", server.folder / "p")
+        self._checkout = checkout
+        self.url = server.url
+        for stream in (KEYS.stream(TOPIC), KEYS.again(TOPIC, GROUP)):
+            self.client.xgroup_create(stream, GROUP, "0", mkstream=True)
+
+    def send(self, count: int = MESSAGES) -> None:
+        for number in range(count):
+            fields = {"id": f"id-{number}", "message": f"{number}", "topic": TOPIC, "due_ms": 1_000, "attempt": 1}
+            self.client.xadd(KEYS.stream(TOPIC), fields)
+
+    def start(self, *options: str, hit: bool = False) -> Command:
+        """Start a consumer; one that is to be ``hit`` talks to the server by the proxy."""
+        environ = {"REDIS_URL": self.proxy.url if hit else self.url, "DUETIME_TOPICS_LEASE_SEC": str(LEASE_SEC)}
+        words = ("--topic", TOPIC, "--group", GROUP, "--format", "json", *options)
+        return self._checkout.run("jobs/consume.py", *words, environ=environ)
+
+    def read_by_somebody(self) -> bool:
+        return bool(self.client.xinfo_consumers(KEYS.stream(TOPIC), GROUP))
+
+    def pending(self) -> int:
+        return int(self.client.xpending(KEYS.stream(TOPIC), GROUP)["pending"])
+
+    def wait_until_all_is_handled(self, *consumers: Command) -> None:
+        def is_done(_: Command) -> bool:
+            [group] = self.client.xinfo_groups(KEYS.stream(TOPIC))
+            return bool(group["lag"] == 0 and group["pending"] == 0)
+
+        consumers[0].wait_for(is_done, "end of the messages")
+
+    def check(self, *consumers: Command, copies: int = 0) -> None:
+        """Each message came, none but so many came twice, and what came twice says so."""
+        records = [record for consumer in consumers for record in consumer.records()]
+        counts = Counter(record["message"] for record in records)
+        assert counts.keys() == {f"{number}" for number in range(MESSAGES)}, "lost"
+        assert counts.total() - MESSAGES <= copies
+        seen: Counter[str] = Counter()
+        for record in sorted(records, key=lambda record: record["attempt"]):
+            seen[record["message"]] += 1
+            assert record["attempt"] >= seen[record["message"]], "a copy that does not say so"
+        assert self.client.xlen(KEYS.dead(TOPIC)) == 0
+
+
+@pytest.fixture
+def readers(checkout: Checkout) -> Iterator[Readers]:
+    with real_server() as server:
+        made = Readers(checkout, server)
+        yield made
+        made.proxy.close()
+
+
+@pytest.mark.parametrize(
+    ("calls", "when"),
+    [(READS, after), (SETTLES, before), (SETTLES, after)],
+    ids=["handed out, reply not read", "printed, not acknowledged", "acknowledged, reply not read"],
+)
+def test_killed_it_loses_nothing_and_the_living_take_over(readers: Readers, calls: Matches, when: When) -> None:
+    victim = readers.start(hit=True)
+    victim.wait_for(lambda _: readers.read_by_somebody(), "consumer that reads")
+    # A read that brings nothing may be on its way when the messages come.
+    hit = readers.proxy.trap(
+        calls, when(lambda: (readers.pending() or calls is SETTLES) and victim.process.kill()), last=EVER
+    )
+    readers.send()
+    hit.wait()
+    assert victim.end() == -signal.SIGKILL
+    living = readers.start()
+    readers.wait_until_all_is_handled(living)
+    assert living.stop() == 0
+    readers.check(victim, living, copies=PAGE)
+
+
+def test_frozen_for_longer_than_its_lease_its_late_word_does_no_harm(readers: Readers) -> None:
+    frozen = readers.start(hit=True)
+    frozen.wait_for(lambda _: readers.read_by_somebody(), "consumer that reads")
+    taken_over = threading.Event()
+
+    def freeze() -> None:
+        frozen.process.send_signal(signal.SIGSTOP)
+        taken_over.wait(WAIT_SEC)
+
+    late = readers.proxy.trap(SETTLES, before(freeze))
+    readers.send()
+    late.wait()
+    living = readers.start()
+    readers.wait_until_all_is_handled(living)
+    taken_over.set()
+    frozen.process.send_signal(signal.SIGCONT)
+    assert frozen.stop() == 0
+    assert living.stop() == 0
+    stale = int(readers.client.hget(KEYS.counters(), "stale_acks") or 0)
+    assert stale == len(frozen.records()) > 0
+    assert f"; {stale} stale" in frozen.screen()
+    assert "took over" in living.screen()
+    readers.check(frozen, living, copies=PAGE)
+
+
+@pytest.mark.parametrize("fault", [lose_reply, refuse], ids=["executed, reply lost", "lost before"])
+def test_cut_off_it_handles_each_message_once_and_says_so(readers: Readers, fault: Fault) -> None:
+    traps = [
+        readers.proxy.trap(calls, fault, first=first)
+        for calls, first in ((READS, 2), (READS, 4), (SETTLES, 1), (SETTLES, 3), (GATHERS, 5))
+    ]
+    readers.send()
+    consumer = readers.start(hit=True)
+    readers.wait_until_all_is_handled(consumer)
+    for trap in traps:
+        trap.wait()
+    assert consumer.stop() == 0
+    assert len(consumer.records()) == MESSAGES
+    readers.check(consumer)
+    assert "waiting for Redis: Redis does not answer" in consumer.screen()
+    assert "Redis answers again" in consumer.screen()
+    assert "0 stale" in consumer.screen()
+
+
+def test_a_closed_pipe_ends_it_and_gives_back_what_was_not_begun(checkout: Checkout, readers: Readers) -> None:
+    readers.send()
+    words = f"jobs/consume.py --topic {TOPIC} --group {GROUP} --redis {readers.url}"
+    ended = subprocess.run(
+        ["bash", "-o", "pipefail", "-c", f"./spark-submit.sh {words} | head -1"],
+        cwd=checkout.root,
+        capture_output=True,
+        text=True,
+        timeout=WAIT_SEC,
+        check=False,
+    )
+    assert ended.returncode == 1
+    assert ended.stderr.count("\n") <= 3 and "Nobody reads the output any more" in ended.stderr
+    rest = readers.start()
+    readers.wait_until_all_is_handled(rest)
+    assert rest.stop() == 0
+    assert len(rest.records()) >= MESSAGES - PAGE
