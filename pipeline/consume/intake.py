@@ -54,12 +54,12 @@ class Intake:
     ordered: bool
     in_hand: dict[tuple[str, str], Held] = field(default_factory=dict)
     has_turn: bool = False
-    _found: list[Entry] = field(
-        default_factory=list
-    )  # in hand, and not yet told of: a call may fail after another found some
-    _unsure: bool = (
-        True  # whether messages may be its own that it does not know of: of an earlier life, or of a lost reply
-    )
+    # In hand, and not yet told of: a call may fail after another one found some.
+    _found: list[Entry] = field(default_factory=list)
+    # Whether messages may be its own that it does not know of, of an earlier life or of a lost reply; and whether that was one to a
+    # read: then they are counted, and were never given out.
+    _unsure: bool = True
+    _lost_read: bool = False
     _cursors: dict[str, str] = field(default_factory=dict)
     _looked_ms: float = float("-inf")
     _swept_ms: float = float("-inf")
@@ -79,8 +79,8 @@ class Intake:
         """Find what was handed out to this instance without its knowledge."""
         if self._unsure:
             for stream in self.store.streams:
-                self._hold_taken(self._pages(stream, None))
-            self._unsure = False
+                self._hold_taken(self._pages(stream, None), counted=self._lost_read)
+            self._unsure = self._lost_read = False
 
     def give_back(self, held: Iterable[Held]) -> None:
         """Let others have messages at once; those that were not begun count as not handed out."""
@@ -89,13 +89,13 @@ class Intake:
         self.store.settle("drop", [h.entry for h in each if h.begun or not h.counted])
 
     def _read(self, limit: int) -> None:
-        self._unsure = True  # until there is a reply
+        self._unsure = self._lost_read = True  # until there is a reply
         asked_ms = self.clock.monotonic_ms()
         found: list[Entry] = []
 
         def read() -> None:
             found.extend(self.store.read(limit, self.block_ms))
-            self._unsure = False
+            self._unsure = self._lost_read = False
 
         self.interruptible(read)
         for entry in found:
@@ -113,13 +113,15 @@ class Intake:
         if now_ms - self._swept_ms >= SWEEP_MS:
             self._swept_ms = now_ms
             self.store.sweep(SWEEP_MS)
+        self._unsure = True  # until there are replies
         for stream in self.store.streams:
             for _ in range(LOOKS_MAX):
                 page = self.store.gather(stream, self._cursors.get(stream, BEGINNING), PAGE, round(self.lease_ms))
                 self._cursors[stream] = page.cursor
-                self._hold_taken(page.entries)
+                self._hold_taken(page.entries, counted=False)
                 if self._found or page.cursor == END:
                     break
+        self._unsure = False
         if self._found:
             log.warning("took over %d messages that were not acknowledged in time", len(self._found))
 
@@ -146,10 +148,10 @@ class Intake:
             if cursor == END:
                 return
 
-    def _hold_taken(self, entries: Iterable[Entry]) -> None:
-        """Take in hand what the server gave without counting it, but for what is there already."""
+    def _hold_taken(self, entries: Iterable[Entry], counted: bool) -> None:
+        """Take in hand what was pending, but for what is there already."""
         now_ms = self.clock.monotonic_ms()
         for entry in entries:
             if entry.key not in self.in_hand:
-                self.in_hand[entry.key] = Held(entry, now_ms, counted=False)
+                self.in_hand[entry.key] = Held(entry, now_ms, counted)
                 self._found.append(entry)

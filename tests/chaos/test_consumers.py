@@ -138,6 +138,7 @@ def test_cut_off_it_handles_each_message_once_and_says_so(readers: Readers, faul
         trap.wait()
     assert consumer.stop() == 0
     assert len(consumer.records()) == MESSAGES
+    assert {record["attempt"] for record in consumer.records()} == {1}, "found only after a lease, or counted as tried"
     readers.check(consumer)
     assert "waiting for Redis: Redis does not answer" in consumer.screen()
     assert "Redis answers again" in consumer.screen()
