@@ -127,17 +127,18 @@ class Intake:
 
     def _get_turn(self) -> bool:
         """Say whether this instance of an ordered group may read; when it comes to be so, take what the one before has left."""
-        had_turn, self.has_turn = self.has_turn, self.store.take_turn(round(self.lease_ms))
-        if self.has_turn and not had_turn:
+        has_turn = self.store.take_turn(round(self.lease_ms))
+        if has_turn and not self.has_turn:
             for stream in self.store.streams:
                 for _ in self._pages(stream, 0):
                     pass  # they are this instance's now, and gathered as such
-            self._unsure = True
-        elif had_turn and not self.has_turn:
+            self._unsure, self._lost_read = True, False
+        elif self.has_turn and not has_turn:
             log.warning("lost the turn: it was silent for longer than a lease")
             self.in_hand.clear()
             self._found.clear()
-        return self.has_turn
+        self.has_turn = has_turn  # only now: a call that failed before this is made again
+        return has_turn
 
     def _pages(self, stream: str, min_idle_ms: int | None) -> Iterator[Entry]:
         cursor = BEGINNING

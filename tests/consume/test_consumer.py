@@ -354,3 +354,22 @@ class TestOrdered:
         assert texts(first.take()) == ["a"]
         first.close()
         assert texts(take_all(second)) == ["a"]
+
+    def test_what_was_left_is_taken_even_if_the_first_try_fails(
+        self, stage: Stage, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        first, second = stage.open(ordered=True), stage.open(ordered=True)
+        stage.send("a")
+        assert texts(first.take()) == ["a"]
+        stage.client.delete(stage.keys.active(TOPIC, GROUP))  # its lease is over
+        gather, calls = GroupStore.gather, 0
+
+        def fail_once(*arguments: object, **options: object) -> object:
+            nonlocal calls
+            calls += 1
+            if calls == 1:
+                raise StoreUnavailable("cut")
+            return gather(*arguments, **options)  # type: ignore[arg-type]
+
+        monkeypatch.setattr(GroupStore, "gather", fail_once)
+        assert texts(take_all(second)) == ["a"]
