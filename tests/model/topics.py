@@ -102,7 +102,7 @@ class Topics:
             paces = self.paces | plan.paces
             go_ms = max(paces.get(step.topic, 0.0), now_ms)
             if go_ms > now_ms + BURST_MS:
-                step.place, step.later_ms = LATER, math.ceil(go_ms)
+                step.place, step.later_ms = LATER, math.ceil(go_ms - BURST_MS)
                 start = step.later_ms - step.later_ms % 600_000
                 if start not in routing.later:
                     plan.missing = (b"LATER", str(start))

@@ -260,6 +260,17 @@ class TestPaces:
             assert len(within) <= 20 + 3, "a second's worth, and a tenth of it at once"
         assert START_MS + 2_300 <= moved_at[-1] <= START_MS + 2_500
 
+    def test_what_comes_while_another_waits_does_not_overtake_it(self, world: World) -> None:
+        world.settings["mail"] = replace(STREAM, max_rate=100)
+        for number in range(12):
+            world.send(f"{number:02}")
+        for number in range(12, 20):
+            world.send(f"{number:02}", due_ms=START_MS + 20 + number)
+        store = world.store()
+        while (reply := world.claim(store)).next_due_ms is not None:
+            world.now_ms = max(world.now_ms, reply.next_due_ms)
+        assert world.texts() == [f"{number:02}" for number in range(20)]
+
     def test_other_topics_do_not_wait(self, world: World) -> None:
         world.settings["mail"] = replace(STREAM, max_rate=1)
         for number in range(20):

@@ -179,7 +179,7 @@ local function decide(member, due_ms)
   elseif route.interval_ms > 0 and not body.due_ms then
     local go_ms = math.max(next_ms[body.topic] or tonumber(redis.call('HGET', paces, body.topic) or '0'), now_ms)
     if go_ms > now_ms + BURST_MS then
-      local later_ms = math.ceil(go_ms)
+      local later_ms = math.ceil(go_ms - BURST_MS) -- when a newcomer with its place could go: so none overtakes it
       step.start = text(later_ms - later_ms % BUCKET_WIDTH_MS)
       step.key, step.score = later_buckets[step.start], text(later_ms)
       if not step.key then
