@@ -95,7 +95,8 @@ def parse_arguments(arguments: list[str]) -> tuple[argparse.Namespace, Settings]
 def topic_rules(settings: Settings) -> TopicRules:
     """Return what the store has to know of topics."""
     none_is_special = settings.topics == TopicSettings(sink=settings.topics.sink) and not settings.topic
-    return TopicRules(settings.of_topic, none_is_special and settings.of_topic(DEFAULT_TOPIC).sink == "screen")
+    all_to_screen = none_is_special and settings.of_topic(DEFAULT_TOPIC).sink == "screen"
+    return TopicRules(settings.of_topic, all_to_screen, settings.redis.shards)
 
 
 def serve_metrics(settings: DrainSettings, totals: Totals, look: Callable[[], Outlook], clock: Clock) -> None:

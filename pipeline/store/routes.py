@@ -24,10 +24,13 @@ class TopicRules:
         of_topic: the settings of a topic, its ``sink`` given.
 
         all_to_screen: no topic has settings of its own, so that it need not be looked for in each message.
+
+        shards: how many share the ``max_rate`` of a topic.
     """
 
     of_topic: Callable[[str], TopicSettings]
     all_to_screen: bool
+    shards: int = 1
 
 
 ALL_TO_SCREEN = TopicRules(lambda topic: TopicSettings(sink="screen"), all_to_screen=True)
@@ -40,6 +43,7 @@ class Routes:
         self.all_to_screen = rules.all_to_screen
         self._keys = keys
         self._of_topic = rules.of_topic
+        self._shards = rules.shards
         self._routes: OrderedDict[str, TopicSettings] = OrderedDict()
         self._later: OrderedDict[str, None] = OrderedDict()
 
@@ -70,7 +74,7 @@ class Routes:
         words: list[Any] = [int(self.all_to_screen), len(self._routes)]
         for name, settings in self._routes.items():
             streams = settings.sink == "stream" or ":" in name
-            interval_ms = 1000 / settings.max_rate if settings.max_rate else 0
+            interval_ms = 1000 * self._shards / settings.max_rate if settings.max_rate else 0
             words += [name, int(streams), settings.expire_after_sec * 1000, interval_ms]
         return [*words, *self._later]
 

@@ -6,7 +6,8 @@ import socket
 import subprocess
 import sys
 
-from pipeline.config import ROOT
+from jobs.drain import topic_rules
+from pipeline.config import ROOT, RedisSettings, Settings
 from pipeline.store.keys import Keys
 from pipeline.store.redis_store import RedisStore
 from tests.servers import RealServer
@@ -53,6 +54,10 @@ def test_status_says_nothing_of_loops_that_never_ran(server: RealServer) -> None
     told = json.loads(run(server, "status", "--format", "json").stdout)["drain"]
     assert (told["loops"], told["seen_ms"], told["topics"]) == (0, None, {})
     assert "drain" not in run(server, "status").stdout
+
+
+def test_the_shards_share_what_a_topic_may_send() -> None:
+    assert topic_rules(Settings(redis=RedisSettings(shards=4))).shards == 4
 
 
 def test_a_port_that_is_taken_is_wrong_use(server: RealServer) -> None:

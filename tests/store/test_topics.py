@@ -271,6 +271,15 @@ class TestPaces:
             world.now_ms = max(world.now_ms, reply.next_due_ms)
         assert world.texts() == [f"{number:02}" for number in range(20)]
 
+    def test_each_shard_has_its_share(self, world: World) -> None:
+        rules = TopicRules(lambda topic: replace(STREAM, max_rate=20), all_to_screen=False, shards=4)
+        for number in range(10):
+            world.send(f"{number}")
+        store = RedisStore(world.client, world.keys, now_ms=lambda: world.now_ms, rules=rules)
+        while (reply := world.claim(store)).next_due_ms is not None:
+            world.now_ms = max(world.now_ms, reply.next_due_ms)
+        assert START_MS + 1_600 <= world.now_ms <= START_MS + 1_800, "five a second"
+
     def test_other_topics_do_not_wait(self, world: World) -> None:
         world.settings["mail"] = replace(STREAM, max_rate=1)
         for number in range(20):
