@@ -348,6 +348,16 @@ class TestRetention:
         self.trim(world, retain_messages=1, trim_unread=True)
         assert self.left(world) < 200
 
+    def test_what_a_group_was_set_back_to_stays_though_something_later_is_pending(self, world: World) -> None:
+        self.fill(world, 5_000)
+        stream = world.keys.stream("mail")
+        world.client.xgroup_create(stream, "g", "4000-0")
+        world.client.xreadgroup("g", "c", {stream: ">"}, count=10)
+        world.client.xgroup_setid(stream, "g", "1999-0")
+        self.trim(world, retain_messages=1)
+        assert world.client.xrange(stream, "2000-0", "2000-0")
+        assert 4_000 <= self.left(world) < 4_200
+
     def test_what_is_handed_out_and_not_acknowledged_stays(self, world: World) -> None:
         self.fill(world, 5_000)
         stream = world.keys.stream("mail")

@@ -47,8 +47,10 @@ if not trim_unread then
       of[group[index]] = group[index + 1]
     end
     local pending = redis.call('XPENDING', stream, of.name)
-    -- The entry that was delivered last stays: that costs one entry, and its successor's id is not known.
-    up_to = earlier(up_to, pending[1] > 0 and pending[2] or of['last-delivered-id'])
+    -- The entry that was delivered last stays: that costs one entry, and its successor's id is not known. A replay sets it back
+    -- while later ones may be pending.
+    up_to = earlier(up_to, of['last-delivered-id'])
+    up_to = pending[1] > 0 and earlier(up_to, pending[2]) or up_to
   end
 end
 return redis.call('XTRIM', stream, 'MINID', '~', up_to, 'LIMIT', limit)
