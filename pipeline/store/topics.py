@@ -109,7 +109,7 @@ class Topics:
             for keys in self._shards:
                 found |= self._client.smembers(keys.topics())
                 found |= set(self._client.hkeys(keys.pauses()))
-        return sorted(name.decode() for name in found)
+        return sorted(_text(name) for name in found)
 
     def look(self, topic: str) -> TopicInfo:
         """Count what there is of a topic. Not atomic.
@@ -158,33 +158,29 @@ class Topics:
         return [found[name] for name in sorted(found)]
 
     def trim(self, keys: Keys, topic: str, settings: TopicSettings, now_ms: int) -> int:
-        """Drop what the retention of a topic lets go, in one shard, some at a time; returns how many entries.
+        """Drop what the retention of a topic lets go, in one shard, some at a time; returns how many entries of all its streams.
 
         Raises:
             StoreError: no answer, or an error.
         """
         oldest_ms = now_ms - settings.retain_sec * 1000 if settings.retain_sec else 0
-        dropped = run_script(
-            self._client,
-            self._scripts,
-            "trim",
-            [keys.stream(topic)],
-            [settings.retain_messages, max(0, oldest_ms), int(settings.trim_unread), TRIM_LIMIT],
-        )
-        return int(dropped)
+        limits = [settings.retain_messages, max(0, oldest_ms), int(settings.trim_unread), TRIM_LIMIT]
+        stream = keys.stream(topic)
+        streams = [stream, *(keys.again(topic, group) for group in self._group_names(stream))]
+        return sum(int(run_script(self._client, self._scripts, "trim", [each], limits)) for each in streams)
 
     def _group_names(self, stream: str) -> list[str]:
         with translated_errors():
             if not self._client.exists(stream):
                 return []
-            return [group["name"].decode() for group in self._client.xinfo_groups(stream)]
+            return [_text(group["name"]) for group in self._client.xinfo_groups(stream)]
 
     def _add(self, info: GroupInfo, stream: str) -> GroupInfo:
         with translated_errors():
             if not self._client.exists(stream):
                 return info
             for group in self._client.xinfo_groups(stream):
-                if group["name"].decode() != info.name:
+                if _text(group["name"]) != info.name:
                     continue
                 first = self._client.xpending(stream, info.name)["min"]
                 times = [info.oldest_pending_ms, int(first.partition(b"-")[0]) if first else None]
@@ -196,3 +192,8 @@ class Topics:
                     max(info.consumers, group["consumers"]),
                 )
         return info
+
+
+def _text(name: bytes) -> str:
+    """Return a name that any client may have made up."""
+    return name.decode("utf-8", "replace")

@@ -72,6 +72,18 @@ def test_it_ends_a_resume_that_was_cut_off_and_leaves_a_pause_alone(server: Real
     assert (topics.look("cut off").held, topics.look("paused").held) == (0, 1)
 
 
+def test_names_that_are_not_ours_stop_nothing(server: RealServer) -> None:
+    client, clock = server.client(), ManualClock()
+    fill(client, "a")
+    client.sadd(KEYS.topics(), b"\xff")
+    client.xgroup_create(KEYS.stream("a"), b"\xff", "$")
+    housekeeping = Housekeeping(Topics(client, [KEYS]), [KEYS], lambda topic: SETTINGS, clock)
+    for _ in range(2):
+        housekeeping(0, None)
+        clock.advance_ms(REST_MS)
+    assert client.xlen(KEYS.stream("a")) < 300
+
+
 def test_a_server_that_is_away_is_no_reason_to_stop(server: RealServer) -> None:
     clock = ManualClock()
     topics = Topics(connect(RedisSettings(url=server.url)), [KEYS])

@@ -358,6 +358,19 @@ class TestRetention:
         assert world.client.xrange(stream, "2000-0", "2000-0")
         assert 4_000 <= self.left(world) < 4_200
 
+    def test_what_came_again_for_a_group_goes_when_it_is_acknowledged(self, world: World) -> None:
+        self.fill(world, 1)
+        again = world.keys.again("mail", "g")
+        for stream in (world.keys.stream("mail"), again):
+            world.client.xgroup_create(stream, "g", "0-0", mkstream=True)
+        for number in range(1_000):
+            world.client.xadd(again, {"message": f"{number}"})
+        entries = world.client.xreadgroup("g", "c", {again: ">"}, count=1_000)[0][1]
+        world.client.xack(again, "g", *(entry_id for entry_id, _ in entries[:-300]))
+        self.trim(world, retain_messages=10)
+        assert 300 <= world.client.xlen(again) < 500
+        assert world.client.xrange(again, entries[-300][0], entries[-300][0])
+
     def test_what_is_handed_out_and_not_acknowledged_stays(self, world: World) -> None:
         self.fill(world, 5_000)
         stream = world.keys.stream("mail")

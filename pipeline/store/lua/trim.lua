@@ -1,5 +1,5 @@
 #!lua flags=allow-oom
--- Drop the oldest entries of a topic's stream: those beyond its length or age that every group has read and acknowledged. So many at
+-- Drop the oldest entries of a stream: those beyond its length or age that every group has read and acknowledged. So many at
 -- a time, and whole nodes of the stream only, so that it may keep some more.
 --
 -- KEYS[1] stream  STREAM
