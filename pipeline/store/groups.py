@@ -183,8 +183,12 @@ class GroupStore:
 
     def take_turn(self, lease_ms: int) -> bool:
         """Take or keep the turn of an ordered group, in all shards; with 0 leave it."""
-        turns = [self._run("turn", [self._active_of(keys)], [self.consumer, lease_ms]) for keys in self._shards]
-        return all(turn == 1 for turn in turns)
+        is_leaving = lease_ms == 0
+        for keys in self._shards:
+            has_turn = self._run("turn", [self._active_of(keys)], [self.consumer, lease_ms]) == 1
+            if not has_turn and not is_leaving:
+                return False  # the first shard decides: two that each have some would wait for each other for ever
+        return not is_leaving
 
     def leave(self) -> None:
         """Forget this consumer where it has nothing pending."""

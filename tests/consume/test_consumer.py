@@ -7,6 +7,7 @@ from pipeline.consume.consumer import Consumer, Outcome
 from pipeline.core.errors import ConfigError, StoreUnavailable
 from pipeline.store.entries import Entry
 from pipeline.store.groups import NEW, GroupStore
+from pipeline.store.keys import Keys
 from tests.consume.conftest import GROUP, TOPIC, Stage
 
 LEASE_MS = 100_000
@@ -347,6 +348,16 @@ class TestOrdered:
         stage.client.set(stage.keys.active(TOPIC, GROUP), "another")
         assert not first.ack(*entries)
         assert stage.pending() == 1
+
+    def test_who_does_not_get_the_turn_of_one_shard_takes_that_of_no_other(self, stage: Stage) -> None:
+        shards = [stage.keys, Keys(stage.keys.namespace, 1)]
+        first, second = (GroupStore(stage.client, shards, TOPIC, GROUP, name, ordered=True) for name in ("1", "2"))
+        stage.client.set(stage.keys.active(TOPIC, GROUP), "1")  # half of its way
+        assert not second.take_turn(LEASE_MS)
+        assert first.take_turn(LEASE_MS)
+        first.take_turn(0)
+        assert second.take_turn(LEASE_MS)
+        second.take_turn(0)
 
     def test_who_leaves_gives_the_turn_to_the_next(self, stage: Stage) -> None:
         first, second = stage.open(ordered=True), stage.open(ordered=True)
