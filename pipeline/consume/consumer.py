@@ -113,7 +113,7 @@ class Consumer:
     def extend(self, *entries: Entry) -> bool:
         """Have another lease for messages; False if one is not this instance's any more."""
         if self.ordered:
-            self._patiently(lambda: self.store.take_turn(round(self._intake.lease_ms)))
+            self._patiently(self._intake.keep_turn)
         now_ms = self.clock.monotonic_ms()  # before the server can have started the lease
         own = self._patiently(lambda: self.store.settle("extend", entries))
         for entry, is_own in zip(entries, own, strict=True):

@@ -54,6 +54,7 @@ class Intake:
     ordered: bool
     in_hand: dict[tuple[str, str], Held] = field(default_factory=dict)
     has_turn: bool = False
+    _turn_ms: float = float("-inf")  # when it was told last that it has the turn
     # In hand, and not yet told of: a call may fail after another one found some.
     _found: list[Entry] = field(default_factory=list)
     # Whether messages may be its own that it does not know of, of an earlier life or of a lost reply; and whether that was one to a
@@ -66,7 +67,7 @@ class Intake:
 
     def look(self, limit: int) -> list[Entry]:
         """Wait a while for messages and take some in hand."""
-        if self.ordered and not self._get_turn():
+        if self.ordered and not self.keep_turn():
             self.wait(self.block_ms)
             return []
         for step in (self.gather_own, self._take_over, lambda: self._read(limit)):
@@ -81,6 +82,26 @@ class Intake:
             for stream in self.store.streams:
                 self._hold_taken(self._pages(stream, None), counted=self._lost_read)
             self._unsure = self._lost_read = False
+
+    def keep_turn(self) -> bool:
+        """Say whether this instance of an ordered group has the turn, for a lease from now on.
+
+        When it has it anew, or others may have had it meanwhile, it first takes what they have left.
+        """
+        asked_ms = self.clock.monotonic_ms()
+        had_turn = self.has_turn and asked_ms - self._turn_ms < self.lease_ms
+        has_turn = self.store.take_turn(round(self.lease_ms))
+        if has_turn and not had_turn:
+            for stream in self.store.streams:
+                for _ in self._pages(stream, 0):
+                    pass  # they are this instance's now, and gathered as such
+            self._unsure, self._lost_read = True, False
+        elif self.has_turn and not has_turn:
+            log.warning("lost the turn: it was silent for longer than a lease")
+            self.in_hand.clear()
+            self._found.clear()
+        self.has_turn, self._turn_ms = has_turn, asked_ms  # only now: a call that failed before this is made again
+        return has_turn
 
     def give_back(self, held: Iterable[Held]) -> None:
         """Let others have messages at once; those that were not begun count as not handed out."""
@@ -124,21 +145,6 @@ class Intake:
         self._unsure = False
         if self._found:
             log.warning("took over %d messages that were not acknowledged in time", len(self._found))
-
-    def _get_turn(self) -> bool:
-        """Say whether this instance of an ordered group may read; when it comes to be so, take what the one before has left."""
-        has_turn = self.store.take_turn(round(self.lease_ms))
-        if has_turn and not self.has_turn:
-            for stream in self.store.streams:
-                for _ in self._pages(stream, 0):
-                    pass  # they are this instance's now, and gathered as such
-            self._unsure, self._lost_read = True, False
-        elif self.has_turn and not has_turn:
-            log.warning("lost the turn: it was silent for longer than a lease")
-            self.in_hand.clear()
-            self._found.clear()
-        self.has_turn = has_turn  # only now: a call that failed before this is made again
-        return has_turn
 
     def _pages(self, stream: str, min_idle_ms: int | None) -> Iterator[Entry]:
         cursor = BEGINNING

@@ -349,6 +349,35 @@ class TestOrdered:
         assert not first.ack(*entries)
         assert stage.pending() == 1
 
+    def test_who_lost_the_turn_without_knowing_begins_with_what_the_other_left(self, stage: Stage) -> None:
+        first, second = stage.open(ordered=True), stage.open(ordered=True)
+        stage.send("a")
+        assert first.ack(*first.take())
+        stage.clock.advance_ms(LEASE_MS)  # the first is paused
+        stage.client.delete(stage.keys.active(TOPIC, GROUP))
+        stage.send("b", "c")
+        assert texts(second.take()) == ["b", "c"]
+        stage.client.delete(stage.keys.active(TOPIC, GROUP))  # the second is killed
+        stage.send("d")
+        assert texts(first.take()) == ["b", "c"]
+
+    def test_a_call_that_fails_while_it_takes_the_turn_skips_nothing(
+        self, stage: Stage, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        first, second = stage.open(ordered=True), stage.open(ordered=True)
+        stage.send("a")
+        assert texts(first.take()) == ["a"]
+        stage.client.delete(stage.keys.active(TOPIC, GROUP))  # the first is killed
+        stage.send("b")
+        gather = second.store.gather
+
+        def cut(*arguments: object) -> None:
+            monkeypatch.setattr(second.store, "gather", gather)
+            raise StoreUnavailable("cut")
+
+        monkeypatch.setattr(second.store, "gather", cut)
+        assert texts(second.take()) == ["a"]
+
     def test_who_does_not_get_the_turn_of_one_shard_takes_that_of_no_other(self, stage: Stage) -> None:
         shards = [stage.keys, Keys(stage.keys.namespace, 1)]
         first, second = (GroupStore(stage.client, shards, TOPIC, GROUP, name, ordered=True) for name in ("1", "2"))
