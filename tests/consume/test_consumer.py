@@ -284,6 +284,24 @@ def test_what_was_found_before_a_call_failed_is_not_forgotten(stage: Stage, monk
     assert calls > 2
 
 
+def test_what_was_taken_over_in_a_lost_reply_is_found_again(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    silent, living = stage.open(), stage.open()
+    stage.send("a")
+    silent.take()
+    stage.silence_ms(LEASE_MS + 1)
+    gather = living.store.gather
+
+    def lose_reply(stream: str, cursor: str, limit: int, min_idle_ms: int | None = None) -> object:
+        page = gather(stream, cursor, limit, min_idle_ms)
+        if page.entries:
+            monkeypatch.setattr(living.store, "gather", gather)
+            raise StoreUnavailable("cut")
+        return page
+
+    monkeypatch.setattr(living.store, "gather", lose_reply)
+    assert texts(living.take()) == ["a"]
+
+
 def test_an_acknowledgement_whose_reply_was_lost_counts(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     consumer = stage.open()
     stage.send("a", "b")
