@@ -1,10 +1,13 @@
 """A message as it stands in a stream."""
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from pipeline.core.ids import MESSAGE_ID_LENGTH
+
+_NUMBER = re.compile(r"-?[0-9]{1,16}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +60,7 @@ def read_entry(
         topic=topic,
         message=texts.get("message", ""),
         due_ms=read_number(texts.get("due_ms", ""), int(entry_id.partition("-")[0])),
-        first_attempt=read_number(texts.get("attempt", ""), 1),
+        first_attempt=max(1, read_number(texts.get("attempt", ""), 1)),
         headers=read_headers(texts.get("headers", "")),
     )
 
@@ -68,20 +71,23 @@ def read_texts(fields: Mapping[bytes, bytes]) -> dict[str, str]:
 
 
 def read_number(text: str, otherwise: int) -> int:
-    """Return the number that a text is, or another one."""
-    try:
-        return int(text)
-    except ValueError:
-        return otherwise
+    """Return the number that a text is, or another one if it is none, or more than a time can be."""
+    return int(text) if _NUMBER.fullmatch(text) else otherwise
 
 
 def read_headers(text: str) -> dict[str, str]:
     """Return the headers of an entry; none if another program wrote something else there."""
     try:
         headers = json.loads(text or "{}")
-    except ValueError:
+        pairs = headers.items() if isinstance(headers, dict) else ()
+        return {_whole(name): _whole(str(value)) for name, value in pairs}
+    except (ValueError, RecursionError):
         return {}
-    return {name: str(value) for name, value in headers.items()} if isinstance(headers, dict) else {}
+
+
+def _whole(text: str) -> str:
+    """Return a text without halves of surrogate pairs, which JSON can escape and UTF-8 can't carry."""
+    return text.encode("utf-8", "replace").decode()
 
 
 def member_id(entry_id: str) -> str:

@@ -175,7 +175,7 @@ class GroupStore:
             "attempt": entry.attempt,
             **({"headers": json.dumps(dict(entry.headers), ensure_ascii=False)} if entry.headers else {}),
             "reason": reason,
-            "detail": detail,
+            "detail": detail.encode("utf-8", "backslashreplace"),  # an exception may say anything
             "group": self.group,
             "died_ms": now_ms,
         }

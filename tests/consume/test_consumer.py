@@ -48,6 +48,35 @@ def test_a_new_group_begins_where_it_is_told(stage: Stage) -> None:
     assert texts(stage.open(group="all").take()) == ["before", "after"]
 
 
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"headers": "[" * 100_000},
+        {"headers": '{"a":"\\ud800"}'},
+        {"headers": "[]"},
+        {"attempt": "-" + "9" * 400},
+        {"attempt": "-5"},
+        {"attempt": "one"},
+        {"due_ms": "9" * 400},
+        {"id": b"\xff"},
+        {b"\xff": b"\xff"},
+    ],
+    ids=lambda fields: str(next(iter(fields.items())))[:30],
+)
+def test_an_entry_that_another_program_wrote_is_handed_out_retried_and_buried_as_any(
+    stage: Stage, fields: dict[str, str]
+) -> None:
+    consumer = stage.open(settings={"attempts_max": 2})
+    stage.client.xadd(stage.keys.stream(TOPIC), {"message": "m", **fields})  # type: ignore[arg-type]
+    [entry] = consumer.take()
+    assert (entry.message, entry.attempt) == ("m", 1)
+    assert consumer.nack(entry) is Outcome.AGAIN
+    stage.move_when_due()
+    [entry] = consumer.take()
+    assert consumer.nack(entry, "\udcff") is Outcome.DEAD
+    assert (stage.dead()[0]["message"], stage.dead()[0]["detail"]) == ("m", "\\udcff")
+
+
 def test_instances_share_and_an_acknowledged_message_never_comes_again(stage: Stage) -> None:
     one, other = stage.open(limit=2), stage.open(limit=2)
     stage.send("a", "b", "c", "d")
