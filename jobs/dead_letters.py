@@ -111,25 +111,26 @@ def as_text(letter: DeadLetter, what: str, format: str, now_ms: int) -> str:
     """Return a letter as it is printed."""
     if format == "json":
         return json.dumps({"name": letter.name, **asdict(letter)})
-    message = visible(letter.message)
     if what == "list":
+        message = visible(letter.message)
         short = message if len(message) <= MESSAGE_SHOWN else f"{message[:MESSAGE_SHOWN]}…"
         ago = span_text(max(0, now_ms - letter.died_ms))
-        whose = f" by {letter.group}" if letter.group else ""
-        return f"{letter.name}  {letter.reason}{whose} {ago} ago, attempt {letter.attempt}: {short}"
+        whose = f" by {visible(letter.group)}" if letter.group else ""
+        return f"{visible(letter.name)}  {visible(letter.reason)}{whose} {ago} ago, attempt {letter.attempt}: {short}"
     lines = {
-        "id": visible(letter.id),
+        "id": letter.id,
         "topic": letter.topic,
         "due": utc_text(letter.due_ms),
         "died": utc_text(letter.died_ms),
         "reason": letter.reason,
-        "detail": visible(letter.detail),
+        "detail": letter.detail,
         "group": letter.group,
-        "attempts": letter.attempt,
-        "headers": visible(json.dumps(dict(letter.headers), ensure_ascii=False)),
-        "message": message,
+        "attempts": str(letter.attempt),
+        "headers": json.dumps(dict(letter.headers), ensure_ascii=False),
+        "message": letter.message,
     }
-    return "\n".join([letter.name, *(f"  {name:<9}{value}" for name, value in lines.items() if value != "")])
+    shown = (f"  {name:<9}{visible(value)}" for name, value in lines.items() if value)
+    return "\n".join([visible(letter.name), *shown])
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ from pipeline.config import check_name
 from pipeline.core.clock import SystemClock
 from pipeline.core.errors import ConfigError
 from pipeline.core.lateness import span_text
+from pipeline.sinks.screen import visible
 from pipeline.store.checks import check_server
 from pipeline.store.connection import connect
 from pipeline.store.shards import check_layout, keys_of
@@ -74,19 +75,22 @@ def topic_text(topic: TopicInfo, format: str, now_ms: int) -> str:
     if format == "json":
         return json.dumps(asdict(topic))
     paused = "" if topic.paused_ms is None else f", paused for {span_text(max(0, now_ms - topic.paused_ms))}"
-    return f"{topic.name}: {topic.in_stream:,} in its stream, {topic.held:,} held, {topic.dead:,} dead{paused}"
+    return f"{visible(topic.name)}: {topic.in_stream:,} in its stream, {topic.held:,} held, {topic.dead:,} dead{paused}"
 
 
 def groups_text(topic: str, groups: Sequence[GroupInfo], format: str, now_ms: int) -> str:
     """Return a line about each group of a topic."""
     if format == "json":
         return json.dumps({"topic": topic, "groups": [asdict(group) for group in groups]})
+    topic = visible(topic)
     lines = []
     for group in groups:
         oldest_ms = group.oldest_pending_ms
         oldest = "" if oldest_ms is None else f", the oldest of {span_text(max(0, now_ms - oldest_ms))} ago"
         instances = "1 instance" if group.consumers == 1 else f"{group.consumers:,} instances"
-        lines.append(f"{topic} {group.name}: lag {group.lag:,}, pending {group.pending:,}{oldest}; {instances}")
+        lag = "unknown" if group.lag is None else f"{group.lag:,}"
+        name = visible(group.name)
+        lines.append(f"{topic} {name}: lag {lag}, pending {group.pending:,}{oldest}; {instances}")
     return "\n".join(lines) or f"{topic}: no groups"
 
 

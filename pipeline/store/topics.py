@@ -29,11 +29,12 @@ class TopicInfo:
 class GroupInfo:
     """How far a group is: ``lag`` messages that it has not read, ``pending`` that are handed out and not acknowledged.
 
-    ``oldest_pending_ms`` is when the oldest of these came into its stream, epoch ms UTC, None if there is none.
+    ``oldest_pending_ms`` is when the oldest of these came into its stream, epoch ms UTC, None if there is none. ``lag`` is None
+    where the server does not know: of a group that began, or was set back, in the middle, until it has read to the end.
     """
 
     name: str
-    lag: int
+    lag: int | None
     pending: int
     oldest_pending_ms: int | None
     consumers: int
@@ -182,11 +183,11 @@ class Topics:
             for group in self._client.xinfo_groups(stream):
                 if _text(group["name"]) != info.name:
                     continue
-                first = self._client.xpending(stream, info.name)["min"]
+                first = self._client.xpending(stream, group["name"])["min"]
                 times = [info.oldest_pending_ms, int(first.partition(b"-")[0]) if first else None]
                 return GroupInfo(
                     info.name,
-                    info.lag + (group["lag"] or 0),
+                    None if info.lag is None or group["lag"] is None else info.lag + group["lag"],
                     info.pending + group["pending"],
                     min((ms for ms in times if ms is not None), default=None),
                     max(info.consumers, group["consumers"]),

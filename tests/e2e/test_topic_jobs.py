@@ -4,7 +4,11 @@ import json
 
 import pytest
 
+from jobs.dead_letters import as_text
+from jobs.topics import groups_text, topic_text
+from pipeline.store.dead_letters import DeadLetter
 from pipeline.store.keys import Keys
+from pipeline.store.topics import GroupInfo, TopicInfo
 from tests.e2e.commands import Checkout
 from tests.servers import RealServer, real_server
 
@@ -54,6 +58,16 @@ def test_dead_letters_are_listed_shown_scheduled_again_and_dropped(checkout: Che
         assert [fields[b"message"] for _, fields in again] == [b"one\x1b[2J", b"three"]
         assert {fields[b"attempt"] for _, fields in again} == {b"1"}
         assert [fields[b"message"] for _, fields in client.xrange(KEYS.stream("news"))] == [b"late"]
+
+
+def test_what_other_programs_wrote_cannot_drive_the_terminal() -> None:
+    odd = "\x1b[2J\n"
+    letter = DeadLetter(0, odd, odd, odd, odd, 1, 5, odd, odd, odd, 1, {odd: odd})
+    shown = [as_text(letter, what, "text", 1) for what in ("list", "show")]
+    shown.append(topic_text(TopicInfo(odd, 1, 1, 1, None), "text", 1))
+    shown += [groups_text(odd, groups, "text", 1) for groups in ([], [GroupInfo(odd, 1, 1, None, 1)])]
+    assert "\x1b" not in "".join(shown)
+    assert [text.count("\n") for text in shown] == [0, 10, 0, 0, 0]
 
 
 @pytest.mark.parametrize(

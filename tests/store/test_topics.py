@@ -392,3 +392,18 @@ def test_groups_tell_how_far_they_are(world: World) -> None:
     [info] = world.topics().groups("mail")
     first_ms = int(world.client.xrange(stream, count=1)[0][0].partition(b"-")[0])
     assert (info.name, info.lag, info.pending, info.oldest_pending_ms, info.consumers) == ("billing", 2, 1, first_ms, 1)
+
+
+def test_how_far_a_group_is_that_was_set_back_into_the_middle_nobody_knows(world: World) -> None:
+    for number in range(3):
+        world.send(f"{number}")
+    world.claim()
+    stream = world.keys.stream("mail")
+    world.client.xgroup_create(stream, b"\xff", "0-0")
+    second = world.client.xrange(stream)[1][0]
+    world.client.xgroup_setid(stream, b"\xff", second)
+    [info] = world.topics().groups("mail")
+    assert (info.lag, info.pending) == (None, 0)
+    world.client.xreadgroup(b"\xff", "c", {stream: ">"})
+    [info] = world.topics().groups("mail")
+    assert (info.lag, info.pending) == (0, 1)
