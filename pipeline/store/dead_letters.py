@@ -49,12 +49,14 @@ class DeadLetters:
         self._scripts = scripts or Scripts()
 
     def of_topic(self, topic: str) -> Iterator[DeadLetter]:
-        """Walk the dead letters of a topic, the oldest of each shard first."""
-        for shard, keys in enumerate(self._shards):
+        """Walk the dead letters of a topic that are there now, the oldest of each shard first: not those that come meanwhile."""
+        with translated_errors():
+            lasts = [self._client.xrevrange(keys.dead(topic), count=1) for keys in self._shards]
+        for shard, (keys, last) in enumerate(zip(self._shards, lasts, strict=True)):
             after = "-"
-            while True:
+            while last:
                 with translated_errors():
-                    page = self._client.xrange(keys.dead(topic), after, "+", count=PAGE)
+                    page = self._client.xrange(keys.dead(topic), after, last[0][0], count=PAGE)
                 yield from (_letter(shard, topic, entry_id.decode(), fields) for entry_id, fields in page)
                 if len(page) < PAGE:
                     break

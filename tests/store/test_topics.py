@@ -236,6 +236,17 @@ class TestExpiry:
         assert world.texts() == ["late"]
         assert store.stats().dead == 0
 
+    def test_letters_that_come_while_others_are_walked_do_not_prolong_the_walk(self, world: World) -> None:
+        dead = world.keys.dead("mail")
+        for number in range(250):
+            world.client.xadd(dead, {"message": f"{number}"})
+        walked = []
+        for letter in DeadLetters(world.client, [world.keys]).of_topic("mail"):
+            walked.append(letter.message)
+            assert len(walked) <= 250, "it goes on for ever"
+            world.client.xadd(dead, {"message": "again"})
+        assert walked == [f"{number}" for number in range(250)]
+
     def test_also_messages_for_the_screen_expire(self, world: World) -> None:
         world.settings["mail"] = TopicSettings(sink="screen", expire_after_sec=10)
         world.send("late", due_ms=START_MS - 60_000)
