@@ -139,6 +139,9 @@ def run_main(name: str, main: Callable[[list[str], Stop], int]) -> NoReturn:
         print(f"{name}: {exc}", file=sys.stderr)
         # Whoever stops a job that waits for a server to start gets what they asked for.
         code = EXIT_SUCCESS if stop.requested and isinstance(exc, StoreError) else EXIT_FAILURE
+    except BrokenPipeError:
+        print(f"{name}: Nobody reads the output any more.", file=sys.stderr)
+        code = EXIT_FAILURE
     except Exception as exc:
         logging.getLogger(__name__).debug("the whole trace", exc_info=True)
         said = next(iter(str(exc).splitlines()), "")

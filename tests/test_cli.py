@@ -128,3 +128,12 @@ def test_output_that_nobody_reads_any_more_is_no_trace_at_the_end() -> None:
     )
     os.close(writer)
     assert ended.stderr == b""
+
+
+def test_more_output_than_anybody_reads_is_told_in_a_sentence() -> None:
+    code = "from pipeline.cli import run_main\nrun_main('job', lambda arguments, stop: [print('x') for _ in range(99_999)] and 0)"
+    command = f'{sys.executable} -c "$1" | head -1; exit ${{PIPESTATUS[0]}}'
+    ended = subprocess.run(
+        ["bash", "-c", command, "-", code], cwd=ROOT, capture_output=True, text=True, timeout=30, check=False
+    )
+    assert (ended.returncode, ended.stdout, ended.stderr) == (1, "x\n", "job: Nobody reads the output any more.\n")
