@@ -104,7 +104,10 @@ class Consumer:
 
     def take(self, limit: int | None = None) -> list[Entry]:
         """Wait a while for messages and return some, none if there are none; settle them before the next call."""
-        return [begun for entry in self._fetch(limit or self.limit) if (begun := self._begin(entry))]
+        while found := self._fetch(limit or self.limit):
+            if begun := [entry for each in found if (entry := self._begin(each))]:
+                return begun
+        return []
 
     def ack(self, *entries: Entry) -> bool:
         """Say that messages are handled; False if one was not this instance's any more, so that another one has it, too."""

@@ -114,6 +114,15 @@ def test_what_a_silent_instance_has_is_taken_over_after_its_lease_and_not_before
     assert stage.pending() == 0
 
 
+def test_what_was_abandoned_too_often_does_not_hide_what_else_there_is(stage: Stage) -> None:
+    stage.send("poison")
+    for _ in range(2):
+        assert texts(stage.open().take()) == ["poison"]
+        stage.silence_ms(LEASE_MS + 1)
+    stage.send("a")
+    assert texts(stage.open().take()) == ["a"]
+
+
 def test_a_late_word_cannot_touch_what_the_same_instance_got_again(stage: Stage) -> None:
     consumer = stage.open("c")
     stage.send("a")
