@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable, Sequence
+from itertools import islice
 
 from pipeline.config import TopicSettings
 from pipeline.core.clock import Clock
@@ -10,7 +11,7 @@ from pipeline.store.keys import Keys
 from pipeline.store.topics import Topics
 
 REST_MS, BUSY_MS = 5_000, 1_000  # between two topics; the latter after one that had something to drop
-TRIMS_MAX = 50  # scripts for one topic at a time
+TRIMS_MAX = PUT_BACKS_MAX = 50  # scripts for one topic at a time, in each shard
 
 log = logging.getLogger(__name__)
 
@@ -43,14 +44,14 @@ class Housekeeping:
             log.debug("left for later: %s", exc)  # the loop itself tells what is the matter
 
     def _look_after(self, topic: str) -> int:
-        """Look after one topic; returns how many entries its streams lost."""
+        """Look after one topic; returns how many entries its streams lost, and messages were put back."""
         server_ms = self._topics.now_ms()
-        dropped = 0
+        done = 0
         for keys in self._shards:
             for _ in range(TRIMS_MAX):
                 count = self._topics.trim(keys, topic, self._of_topic(topic), server_ms)
-                dropped += count
+                done += count
                 if count == 0:
                     break
-            sum(self._topics.put_back(keys, topic))
-        return dropped
+            done += sum(islice(self._topics.put_back(keys, topic), PUT_BACKS_MAX))
+        return done

@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 
 from pipeline.config import RedisSettings, TopicSettings
-from pipeline.drain.housekeeping import BUSY_MS, REST_MS, Housekeeping
+from pipeline.drain.housekeeping import BUSY_MS, PUT_BACKS_MAX, REST_MS, Housekeeping
 from pipeline.store.connection import connect
 from pipeline.store.keys import Keys
-from pipeline.store.topics import Topics
+from pipeline.store.topics import RESUME_LIMIT, Topics
 from tests.drain.test_loop import ManualClock
 from tests.servers import RealServer, real_server
 
@@ -70,6 +70,20 @@ def test_it_ends_a_resume_that_was_cut_off_and_leaves_a_pause_alone(server: Real
         clock.advance_ms(REST_MS)
     assert client.zrange(KEYS.bucket(0), 0, -1) == [b"m"]
     assert (topics.look("cut off").held, topics.look("paused").held) == (0, 1)
+
+
+def test_a_long_resume_holds_up_the_loop_for_a_while_only(server: RealServer) -> None:
+    client, clock = server.client(), ManualClock()
+    topics = Topics(client, [KEYS])
+    held = PUT_BACKS_MAX * RESUME_LIMIT + 1
+    client.zadd(KEYS.held("a"), {f"m{number}": 1 for number in range(held)})
+    client.sadd(KEYS.topics(), "a")
+    housekeeping = Housekeeping(topics, [KEYS], lambda topic: SETTINGS, clock)
+    housekeeping(0, None)
+    assert topics.look("a").held == 1
+    clock.advance_ms(BUSY_MS)
+    housekeeping(0, None)
+    assert topics.look("a").held == 0
 
 
 def test_names_that_are_not_ours_stop_nothing(server: RealServer) -> None:
