@@ -51,6 +51,19 @@ def test_the_shell_schedules_and_consumes(checkout: Checkout) -> None:
         assert drain.stop() == 0
 
 
+def test_the_shell_takes_no_value_for_a_field_and_ends_after_what_it_was_asked_for(tmp_path: Path) -> None:
+    cli = tmp_path / "cli"
+    first, second = "{duetime:0}:stream:message", "{duetime:0}:again:message:g"
+    lines = [first, "1-0", "id", "message", "message", "hello", "topic", "message", second, "2-0", "message", "world"]
+    reply = "\\n".join(lines)
+    cli.write_text(
+        f'#!/bin/sh\ncase $1 in XREADGROUP) printf "{reply}\\n" ;; XACK) echo "$@" >>{tmp_path}/acks ;; esac\n'
+    )
+    cli.chmod(0o755)
+    assert run([f"{ROOT}/examples/shell/consume.sh", "message", "g", "1"], REDIS_CLI=str(cli)) == ["hello", "world"]
+    assert (tmp_path / "acks").read_text() == f"XACK {first} g 1-0\nXACK {second} g 2-0\n"
+
+
 def register(server: RealServer) -> None:
     topic, group = NAMES
     client = server.client()
