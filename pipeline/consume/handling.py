@@ -5,7 +5,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from pipeline.consume.consumer import Consumer, Outcome
-from pipeline.core.errors import PipelineError
 from pipeline.store.entries import Entry
 
 FAILURES_MAX = 5  # of different messages in a row; then it is not the messages
@@ -54,14 +53,12 @@ def handle_all(consumer: Consumer, handler: Callable[[Entry], object]) -> None:
     time is tried, with growing pauses, and for the first hour that costs it no attempt.
 
     Raises:
-        PipelineError: what the consumer, or the handler, raises of ours.
+        PipelineError: what the consumer raises of ours.
     """
     breaker, limit = Breaker(), consumer.limit
     for entry in consumer:
         try:
             handler(entry)
-        except PipelineError:
-            raise
         except Exception as exc:
             detail = f"{type(exc).__name__}: {exc}"
             worked = not breaker.pause_ms

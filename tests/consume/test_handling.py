@@ -5,6 +5,7 @@ from collections import Counter
 import pytest
 
 from pipeline.consume.handling import DOWN_MS_MAX, FAILURES_MAX, TargetDown, handle_all
+from pipeline.core.errors import StoreProtocolError
 from pipeline.store.entries import Entry
 from tests.consume.conftest import Stage
 
@@ -32,7 +33,7 @@ def test_what_a_handler_raises_ends_nothing_and_the_message_comes_again(stage: S
 
     def handler(entry: Entry) -> None:
         if entry.message == "bad" and entry.attempt < 3:
-            raise ValueError("not yet")
+            raise (ValueError, StoreProtocolError)[entry.attempt - 1]("not yet")
         handled.append((entry.message, entry.attempt))
 
     stage.open().close()
