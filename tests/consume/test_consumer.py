@@ -4,6 +4,7 @@ import pytest
 import redis
 
 from pipeline.consume.consumer import Consumer, Outcome
+from pipeline.consume.intake import PAGE
 from pipeline.core.errors import ConfigError, StoreUnavailable
 from pipeline.store.entries import Entry
 from pipeline.store.groups import NEW, GroupStore
@@ -340,6 +341,46 @@ def test_what_was_taken_over_in_a_lost_reply_is_found_again(stage: Stage, monkey
     assert texts(living.take()) == ["a"]
 
 
+def test_all_of_an_earlier_life_is_found_also_beyond_a_page(stage: Stage) -> None:
+    count = PAGE * 2 + 1
+    stage.open("c")
+    stage.send(*(f"{number}" for number in range(count)))
+    assert len(stage.open("c").take(count)) == count
+    assert len(stage.open("c").take()) == count
+
+
+def test_what_was_trimmed_away_while_it_was_pending_is_pending_no_more(stage: Stage) -> None:
+    stage.open("c")
+    stage.send("a", "b")
+    stage.open("c").take()
+    stage.client.xtrim(stage.keys.stream(TOPIC), maxlen=1, approximate=False)
+    assert texts(stage.open("c").take()) == ["b"]
+    assert stage.pending() == 1
+
+
+def test_a_message_that_comes_again_rings_and_a_dead_letter_makes_its_topic_known(stage: Stage) -> None:
+    consumer = stage.open(settings={"attempts_max": 2})
+    stage.send("a")
+    with stage.client.pubsub() as bell:
+        bell.subscribe(stage.keys.wake())
+        assert bell.get_message(timeout=5)["type"] == "subscribe"
+        consumer.nack(*consumer.take())
+        assert bell.get_message(timeout=5)["type"] == "message"
+    stage.move_when_due()
+    stage.client.delete(stage.keys.topics())
+    assert consumer.nack(*consumer.take()) is Outcome.DEAD
+    assert stage.client.smembers(stage.keys.topics()) == {TOPIC.encode()}
+
+
+def test_what_is_read_from_several_streams_at_once_comes_in_one_order(stage: Stage) -> None:
+    consumer = stage.open()
+    stage.send("second", due_ms=2_000)
+    consumer.nack(*consumer.take())
+    stage.move_when_due()
+    stage.send("first", due_ms=1_000)
+    assert texts(consumer.take()) == ["first", "second"]
+
+
 def test_an_acknowledgement_whose_reply_was_lost_counts(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     consumer = stage.open()
     stage.send("a", "b")
@@ -404,6 +445,18 @@ class TestOrdered:
         stage.client.set(stage.keys.active(TOPIC, GROUP), "another")
         assert not first.ack(*entries)
         assert stage.pending() == 1
+
+    def test_without_the_turn_nothing_is_read_taken_over_or_scheduled_again(self, stage: Stage) -> None:
+        first = stage.open(ordered=True)
+        stage.send("a")
+        [entry] = first.take()
+        stage.client.set(stage.keys.active(TOPIC, GROUP), "another")
+        stage.send("b")
+        store, stream = first.store, stage.keys.stream(TOPIC)
+        assert store.read(10, 1) == []
+        assert store.gather(stream, "0-0", 10, 0).entries == store.gather(stream, "0-0", 10).entries == []
+        assert first.nack(entry) is Outcome.STALE
+        assert (stage.pending(), stage.client.exists(stage.keys.buckets())) == (1, 0)
 
     def test_who_lost_the_turn_without_knowing_begins_with_what_the_other_left(self, stage: Stage) -> None:
         first, second = stage.open(ordered=True), stage.open(ordered=True)
