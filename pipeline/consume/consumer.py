@@ -17,7 +17,9 @@ from pipeline.store.groups import GroupStore
 from pipeline.store.patience import call_patiently
 
 KEEP_SHARE = 1 / 3  # of the lease, after which it says that it still has what it has
-BEGUN_MAX = 2  # a message that was begun so often, and abandoned, comes again later and by itself
+# A message that was handed out so often, and abandoned, comes again later and by itself. Once proves nothing: it may only have been
+# read together with the one that killed its consumer.
+BEGUN_MAX = 2
 
 log = logging.getLogger(__name__)
 
@@ -177,8 +179,7 @@ class Consumer:
         if held is None:
             return None
         if not held.counted:
-            is_last = entry.handed_out and entry.attempt >= self.settings.attempts_max
-            if entry.handed_out >= BEGUN_MAX or is_last:
+            if entry.handed_out >= BEGUN_MAX:
                 self._give_up(entry, ABANDONED, "its consumers did not come back", counts=True)
                 return None
             if not self._count(held):

@@ -40,8 +40,9 @@ def open_consumer(topic: str, group: str, consumer: str = "", start: str = "new"
     settings = load_settings({}, os.environ)
     if not settings.redis.url:
         raise ConfigError("No Redis server is named; set REDIS_URL.")
-    check_layout(connect(settings.redis), settings.redis, may_set=True)
-    store = new_store(connect(settings.redis), settings, topic, group, consumer, ordered)
+    client = connect(settings.redis)
+    check_layout(client, settings.redis, may_set=True)
+    store = new_store(client, settings, topic, group, consumer, ordered)
     store.register(parse_start(start))
     return new_consumer(store, settings, ordered)
 

@@ -11,7 +11,7 @@ from pipeline.store.keys import Keys
 from pipeline.store.topics import Topics
 
 REST_MS, BUSY_MS = 5_000, 1_000  # between two topics; the latter after one that had something to drop
-TRIMS_MAX = PUT_BACKS_MAX = 50  # scripts for one topic at a time, in each shard
+TRIMS_MAX, PUT_BACKS_MAX = 100, 50  # scripts for one topic at a time, in each shard
 
 log = logging.getLogger(__name__)
 

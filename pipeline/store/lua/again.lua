@@ -1,6 +1,7 @@
-#!lua
+#!lua flags=allow-oom
 -- A group could not handle a message: schedule it again for that group, or make it a dead letter. Only while it is the consumer's
--- own, and in one step with its acknowledgement. Without the flag allow-oom a server that is full refuses: the message stays pending.
+-- own, and in one step with its acknowledgement. allow-oom: a consumer that could not say so would stand still with all that it has,
+-- and what is not acknowledged can't be trimmed.
 --
 -- KEYS[1] stream    STREAM
 -- KEYS[2] active    STRING  the consumer that has the turn in an ordered group
