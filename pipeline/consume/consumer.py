@@ -16,7 +16,7 @@ from pipeline.store.entries import Entry
 from pipeline.store.groups import GroupStore
 from pipeline.store.patience import call_patiently
 
-KEEP_SHARE = 1 / 3  # of the lease, after which it says that it still has what it has
+KEEP_SHARE = 1 / 3  # of the lease, after which it says that it still has what it has not given out yet
 # A message that was handed out so often, and abandoned, comes again later and by itself. Once proves nothing: it may only have been
 # read together with the one that killed its consumer.
 BEGUN_MAX = 2
@@ -95,7 +95,7 @@ class Consumer:
         self.close()
 
     def __iter__(self) -> Iterator[Entry]:
-        """Yield messages one by one, until ``stopping`` or ``close``; settle each by ``ack`` or ``nack``."""
+        """Yield messages one by one, until ``stopping`` or ``close``; settle each by ``ack`` or ``nack``, or it comes again."""
         while not self.stopping() and not self._closed:
             self._ready.extend(self._fetch(self.limit))
             while self._ready and not self.stopping() and not self._closed:
@@ -196,12 +196,12 @@ class Consumer:
         return is_own
 
     def _keep(self) -> None:
-        """Say in time that it still has what it has, and forget what it has not."""
-        in_hand = self._intake.in_hand
-        oldest_ms = min((held.since_ms for held in in_hand.values()), default=float("inf"))
+        """Say in time that it still has what it has not given out yet, and forget what it has not."""
+        waiting = [held for held in self._intake.in_hand.values() if not held.begun]
+        oldest_ms = min((held.since_ms for held in waiting), default=float("inf"))
         if self.clock.monotonic_ms() - oldest_ms >= self._intake.lease_ms * KEEP_SHARE:
-            self.extend(*(held.entry for held in in_hand.values()))
-            self._ready = deque(entry for entry in self._ready if entry.key in in_hand)
+            self.extend(*(held.entry for held in waiting))
+            self._ready = deque(entry for entry in self._ready if entry.key in self._intake.in_hand)
 
     def _settle(self, verb: str, entries: Sequence[Entry]) -> list[bool]:
         done = self._surely(lambda: self.store.settle(verb, entries), [True] * len(entries), self._since_ms(*entries))

@@ -70,11 +70,18 @@ class Intake:
         if self.ordered and not self.keep_turn():
             self.wait(self.block_ms)
             return []
+        self._forget_unsettled()
         for step in (self.gather_own, self._take_over, lambda: self._read(limit)):
             if not self._found:
                 step()
         found, self._found = self._found, []
         return found
+
+    def _forget_unsettled(self) -> None:
+        """Let what was given out and not settled within its lease come again, if only to this instance."""
+        over_ms = self.clock.monotonic_ms() - self.lease_ms
+        for key in [key for key, held in self.in_hand.items() if held.begun and held.since_ms < over_ms]:
+            del self.in_hand[key]
 
     def gather_own(self) -> None:
         """Find what was handed out to this instance without its knowledge."""

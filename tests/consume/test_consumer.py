@@ -176,6 +176,32 @@ def test_iterating_does_not_give_out_what_was_taken_over_meanwhile(stage: Stage)
     assert next(messages).message == "c"
 
 
+def test_a_message_that_was_given_out_and_forgotten_comes_again_after_its_lease(stage: Stage) -> None:
+    consumer = stage.open()
+    stage.send("a", "b")
+    messages = iter(consumer)
+    forgotten, other = next(messages), next(messages)
+    assert (forgotten.message, other.message) == ("a", "b")
+    assert consumer.ack(other)
+    stage.silence_ms(LEASE_MS + 1)
+    again = next(messages)
+    assert (again.message, again.attempt) == ("a", 2)
+    assert not consumer.ack(forgotten)
+    assert consumer.ack(again)
+
+
+def test_what_was_given_out_is_not_kept_by_what_comes_after_it(stage: Stage) -> None:
+    consumer, other = stage.open(), stage.open()
+    stage.send("a", "b", "c")
+    messages = iter(consumer)
+    next(messages)
+    stage.silence_ms(LEASE_MS / 2)
+    assert next(messages).message == "b"
+    stage.silence_ms(LEASE_MS + 1)
+    stage.clock.advance_ms(2_000)
+    assert "a" in texts(other.take())
+
+
 def test_closing_gives_back_at_once_what_was_not_handled(stage: Stage) -> None:
     leaving, staying = stage.open(), stage.open()
     stage.send("a", "b")
