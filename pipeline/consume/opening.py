@@ -77,7 +77,7 @@ def new_consumer(store: GroupStore, settings: Settings, ordered: bool, **options
             "wait": lambda ms: select.select([], [], [], ms / 1000),
             "random": random.random,
             "ordered": ordered,
-            "block_ms": min(BLOCK_MS, settings.redis.reply_timeout_ms // 2),
+            "block_ms": max(1, min(BLOCK_MS, settings.redis.reply_timeout_ms // 2)),  # 0 would be for ever
             **options,
         }
     )

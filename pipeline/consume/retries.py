@@ -4,11 +4,7 @@ from collections.abc import Callable
 
 from pipeline.config import TopicSettings
 
-FAILED, ABANDONED, EXPIRED = (
-    "failed",
-    "abandoned",
-    "expired",
-)  # why a message is a dead letter; the last is said by claim.lua
+FAILED, ABANDONED = "failed", "abandoned"  # why a message is a dead letter; a third, "expired", is said by claim.lua
 JITTER = 0.25  # of the wait, up or down, so that what failed together does not come again together
 
 

@@ -3,6 +3,7 @@
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import redis
 from redis.backoff import NoBackoff
@@ -82,3 +83,14 @@ def translated_errors() -> Iterator[None]:
         raise StoreProtocolError(f"Redis answered with an error that is not expected here: {exc}.") from exc
     except redis.exceptions.RedisError as exc:
         raise StoreUnavailable(f"Redis does not answer ({exc}).") from exc
+
+
+def server_ms(client: Any) -> int:
+    """Return the server's clock, epoch ms UTC.
+
+    Raises:
+        StoreError: no answer, or an error.
+    """
+    with translated_errors():
+        seconds, microseconds = client.time()
+    return int(seconds) * 1000 + int(microseconds) // 1000

@@ -16,7 +16,7 @@ import redis
 from pipeline.core.buckets import bucket_start_ms
 from pipeline.core.errors import ConfigError, StoreProtocolError
 from pipeline.core.messages import encode_again
-from pipeline.store.connection import translated_errors
+from pipeline.store.connection import server_ms, translated_errors
 from pipeline.store.entries import Entry, member_id, read_entry
 from pipeline.store.keys import Keys
 from pipeline.store.scripts import Scripts, run_script
@@ -117,11 +117,11 @@ class GroupStore:
         after: dict[str, str] = {}
         with self._errors_of_groups():
             for stream in self.streams:
-                groups = self._client.xinfo_groups(stream)
-                after[stream] = next(
-                    g["last-delivered-id"].decode() for g in groups if g["name"].decode() == self.group
-                )
-            self._client.xread(after, count=1, block=block_ms)
+                for group in self._client.xinfo_groups(stream):
+                    if group["name"] == self.group.encode():
+                        after[stream] = group["last-delivered-id"].decode()
+            if after:  # a group that is gone is told by the next read
+                self._client.xread(after, count=1, block=block_ms)
 
     def gather(self, stream: str, cursor: str, limit: int, min_idle_ms: int | None = None) -> Gathered:
         """Give this consumer some pending messages: its own, or, with ``min_idle_ms``, those that were silent for so long."""
@@ -205,9 +205,7 @@ class GroupStore:
 
     def now_ms(self) -> int:
         """Return the server's clock, epoch ms."""
-        with translated_errors():
-            seconds, microseconds = self._client.time()
-        return int(seconds) * 1000 + int(microseconds) // 1000
+        return server_ms(self._client)
 
     def _read_in_turn(self, limit: int) -> list[Entry]:
         entries = []

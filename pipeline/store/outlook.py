@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pipeline.store.connection import translated_errors
+from pipeline.store.connection import server_ms, translated_errors
 from pipeline.store.keys import Keys
 from pipeline.store.survey import ask_each, first_due_ms
 
@@ -49,8 +49,8 @@ def look_ahead(client: Any, shards: Sequence[Keys]) -> Outlook:
     dues: list[int] = []
     in_flight: list[int] = []
     is_whole, commands = True, 1
+    now_ms = server_ms(client)
     with translated_errors():
-        seconds, microseconds = client.time()
         for keys in shards:
             buckets = _count_buckets(client, keys)
             waiting.update(buckets)
@@ -61,7 +61,6 @@ def look_ahead(client: Any, shards: Sequence[Keys]) -> Outlook:
             heads = ask_each(client, ("LINDEX",), claims, (1,))
             in_flight += [int(head) for head in heads if head is not None]
             commands += 3 + len(buckets) + len(claims)
-    now_ms = int(seconds) * 1_000 + int(microseconds) // 1_000
     return Outlook(
         now_ms=now_ms,
         waiting=waiting,

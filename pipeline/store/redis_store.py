@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 from pipeline.config import DrainSettings
 from pipeline.core.errors import StoreProtocolError, StoreUnavailable
 from pipeline.store.base import Claim, ClaimedMessage, ClaimReply, Scheduled, Stats, Transaction
-from pipeline.store.connection import translated_errors
+from pipeline.store.connection import server_ms, translated_errors
 from pipeline.store.keys import Keys
 from pipeline.store.resp import frame_command
 from pipeline.store.routes import ALL_TO_SCREEN, Routes, TopicRules
@@ -262,10 +262,7 @@ class RedisStore:
         return self._now_ms() if self._now_ms else ""
 
     def _server_ms(self) -> int:
-        if self._now_ms:
-            return self._now_ms()
-        seconds, microseconds = self._read(self._client.time)
-        return int(seconds) * 1000 + int(microseconds) // 1000
+        return self._now_ms() if self._now_ms else server_ms(self._client)
 
 
 def _claimed_messages(rows: Sequence[bytes], attempts: Sequence[bytes]) -> list[ClaimedMessage]:

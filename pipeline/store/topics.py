@@ -6,7 +6,7 @@ from typing import Any
 
 from pipeline.config import TopicSettings
 from pipeline.core.buckets import bucket_start_ms
-from pipeline.store.connection import translated_errors
+from pipeline.store.connection import server_ms, translated_errors
 from pipeline.store.keys import Keys
 from pipeline.store.scripts import Scripts, run_script
 
@@ -139,9 +139,7 @@ class Topics:
         Raises:
             StoreError: no answer, or an error.
         """
-        with translated_errors():
-            seconds, microseconds = self._client.time()
-        return int(seconds) * 1000 + int(microseconds) // 1000
+        return server_ms(self._client)
 
     def groups(self, topic: str) -> list[GroupInfo]:
         """Say how far each group of a topic is, all shards together. Not atomic.

@@ -571,3 +571,18 @@ class TestOrdered:
 
         monkeypatch.setattr(GroupStore, "gather", fail_once)
         assert texts(take_all(second)) == ["a"]
+
+    def test_a_group_of_another_program_with_any_name_is_no_trouble(self, stage: Stage) -> None:
+        consumer = stage.open(ordered=True)
+        stage.client.xgroup_create(stage.keys.stream(TOPIC), b"\x01\xff", "0")
+        assert consumer.take() == []
+        stage.send("a")
+        assert texts(take_all(consumer)) == ["a"]
+
+    def test_a_group_that_was_removed_is_told(self, stage: Stage) -> None:
+        consumer = stage.open(ordered=True)
+        stage.client.xgroup_destroy(stage.keys.stream(TOPIC), GROUP)
+        stage.client.xgroup_destroy(stage.keys.again(TOPIC, GROUP), GROUP)
+        consumer.store.wait(1)
+        with pytest.raises(ConfigError, match="is not there any more"):
+            consumer.take()
