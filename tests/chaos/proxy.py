@@ -106,6 +106,16 @@ def before(action: Callable[[], object]) -> Fault:
     return fault
 
 
+def instead(action: Callable[[], object]) -> Fault:
+    """Do something, and end the connection before the call reaches the server."""
+
+    def fault(exchange: Exchange) -> None:
+        action()
+        raise Cut
+
+    return fault
+
+
 def after(action: Callable[[], object]) -> Fault:
     """Do something when the server has executed the call and the client does not know."""
 

@@ -9,7 +9,19 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from pipeline.store.keys import Keys
-from tests.chaos.proxy import WAIT_SEC, Fault, Matches, Proxy, after, before, lose_reply, naming, refuse, running
+from tests.chaos.proxy import (
+    WAIT_SEC,
+    Fault,
+    Matches,
+    Proxy,
+    after,
+    before,
+    instead,
+    lose_reply,
+    naming,
+    refuse,
+    running,
+)
 from tests.e2e.commands import Checkout, Command
 from tests.servers import RealServer, real_server
 
@@ -81,7 +93,7 @@ def readers(checkout: Checkout) -> Iterator[Readers]:
 
 @pytest.mark.parametrize(
     ("calls", "when"),
-    [(READS, after), (SETTLES, before), (SETTLES, after)],
+    [(READS, after), (SETTLES, instead), (SETTLES, after)],
     ids=["handed out, reply not read", "printed, not acknowledged", "acknowledged, reply not read"],
 )
 def test_killed_it_loses_nothing_and_the_living_take_over(readers: Readers, calls: Matches, when: When) -> None:
@@ -97,6 +109,7 @@ def test_killed_it_loses_nothing_and_the_living_take_over(readers: Readers, call
     living = readers.start()
     readers.wait_until_all_is_handled(living)
     assert living.stop() == 0
+    assert ("took over" in living.screen()) == ((calls, when) != (SETTLES, after)), "the kill hit another moment"
     readers.check(victim, living, copies=PAGE)
 
 
@@ -143,6 +156,23 @@ def test_cut_off_it_handles_each_message_once_and_says_so(readers: Readers, faul
     assert "waiting for Redis: Redis does not answer" in consumer.screen()
     assert "Redis answers again" in consumer.screen()
     assert "0 stale" in consumer.screen()
+
+
+def test_of_an_ordered_group_the_next_one_goes_on_in_order_where_a_killed_one_stopped(readers: Readers) -> None:
+    active = readers.start("--ordered", hit=True)
+    active.wait_for(lambda _: bool(readers.client.exists(KEYS.active(TOPIC, GROUP))), "turn")
+    standby = readers.start("--ordered")
+    killed = readers.proxy.trap(SETTLES, instead(active.process.kill), first=2)
+    readers.send()
+    killed.wait()
+    assert active.end() == -signal.SIGKILL
+    readers.wait_until_all_is_handled(standby)
+    assert standby.stop() == 0
+    before_it, after_it = ([int(r["message"]) for r in consumer.records()] for consumer in (active, standby))
+    assert before_it == list(range(len(before_it)))
+    assert 0 < after_it[0] < len(before_it), "the second lot was printed and not acknowledged"
+    assert after_it == list(range(after_it[0], MESSAGES))
+    readers.check(active, standby, copies=PAGE)
 
 
 def test_a_closed_pipe_ends_it_and_gives_back_what_was_not_begun(checkout: Checkout, readers: Readers) -> None:

@@ -18,6 +18,7 @@ from tests.chaos.proxy import (
     Proxy,
     after,
     before,
+    instead,
     lose_reply,
     naming,
     pass_on,
@@ -117,6 +118,16 @@ def test_before_and_after_see_the_server_as_it_is_then(proxy: Proxy, server: Rea
     client.rpush("l", 1)
     client.rpush("l", 2)
     assert seen == [[], [b"1", b"2"]]
+
+
+def test_what_is_done_instead_keeps_the_command_from_the_server(proxy: Proxy, server: RealServer) -> None:
+    seen: list[list[bytes]] = []
+    proxy.trap(is_push, instead(lambda: seen.append(pushed(server))))
+    client = client_of(proxy)
+    with pytest.raises(redis.exceptions.ConnectionError):
+        client.rpush("l", 1)
+    client.rpush("l", 2)
+    assert (seen, pushed(server)) == ([[]], [b"2"])
 
 
 def test_a_stalled_command_holds_up_its_connection_alone(proxy: Proxy, server: RealServer) -> None:

@@ -11,7 +11,7 @@ from pipeline.config import RedisSettings
 from pipeline.store.connection import connect
 from pipeline.store.keys import Keys
 from pipeline.store.redis_store import RedisStore
-from tests.chaos.proxy import Fault, Proxy, after, before, lose_reply, refuse, running
+from tests.chaos.proxy import Fault, Proxy, after, before, instead, lose_reply, refuse, running
 from tests.e2e.commands import Checkout, Command
 from tests.servers import RealServer, real_server
 from tests.store.builders import transaction
@@ -81,7 +81,7 @@ def test_killed_at_every_step_it_moves_each_message_once(transfer: Transfer) -> 
         loop = transfer.start()
         kill = loop.process.kill
         # Before a claim reaches the server, and when it is executed and the loop does not know.
-        trap = transfer.proxy.trap(CLAIMS, (before, after)[number % 2](kill), first=number)
+        trap = transfer.proxy.trap(CLAIMS, (instead, after)[number % 2](kill), first=number)
         trap.wait()
         assert loop.end() == -signal.SIGKILL
         transfer.proxy.clear()
