@@ -4,6 +4,7 @@ import contextlib
 import fcntl
 import os
 import queue
+import signal
 import subprocess
 import sys
 import threading
@@ -64,7 +65,10 @@ class _Keeper:
         self._server: subprocess.Popen[bytes] | None = None
 
     def run(self) -> int:
-        """Return the exit code: 1 if the server ended before it ever served, which is how users waiting for it learn that."""
+        """Return the exit code: 1 if the server ended before it ever served, which is how users waiting for it learn that.
+
+        One that was killed says nothing about whether it can serve, and a user may have seen it serve before this process did.
+        """
         self._start()
         threading.Thread(target=self._await_last_user, daemon=True).start()
         served, delay_s = False, 0.0
@@ -74,7 +78,7 @@ class _Keeper:
                 served = serves(self._path)
             if event is _Event.LEFT:
                 return self._stop()
-            if not served:
+            if not served and not self._was_killed():
                 return 1
             if time.monotonic() - started_s >= STEADY_S:
                 delay_s = 0.0
@@ -119,6 +123,9 @@ class _Keeper:
             self._server.kill()
             self._next_event(None)
         return 0 if self._server.returncode == 0 else 1
+
+    def _was_killed(self) -> bool:
+        return self._server is not None and self._server.returncode == -signal.SIGKILL
 
     def _tell_how(self) -> str:
         code = self._server.returncode if self._server else None
