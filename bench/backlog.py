@@ -20,7 +20,7 @@ from bench.session import SOURCE_ID, collect_garbage, java_version, spark_sessio
 from bench.workload import ARRIVAL_MS, DAY_SEC, SEED, message_text, write_workload
 from pipeline.config import IngestSettings, RedisSettings
 from pipeline.core.ids import encode_token, message_id
-from pipeline.core.messages import encode_member
+from pipeline.core.messages import Message
 from pipeline.store.connection import connect
 from pipeline.store.keys import Keys
 from pipeline.store.redis_store import RedisStore
@@ -77,7 +77,7 @@ def _measure_round(spark: SparkSession, server: Server, rows: int, number: int) 
     if server.messages() != waiting + rows:
         raise RuntimeError(f"{server.messages() - waiting} messages were stored, not {rows}.")
     store = RedisStore(connect(RedisSettings(url=server.url)), KEYS)
-    store.forget_fences(SOURCE_ID, list(store.fenced_tokens(SOURCE_ID)))
+    store.forget_markers(SOURCE_ID, [part_id for part_id, _ in store.marked_parts(SOURCE_ID)])
     send_buffers(server.socket, fill_buffers(pack_zrems(sorted(workload.members()), KEYS)))
     say(
         f"backlog {waiting:>10,}  {rows / sample['wall_s']:>10,.0f} rows/s, others used {sample['others_cores']:.2f} cores"
@@ -100,7 +100,7 @@ def _fill_commands(first: int, end: int) -> Iterator[bytes]:
         token = encode_token(ARRIVAL_MS - DAY_SEC * 1000 + start // FILL_ROWS, start)
         due = np.sort(rng.integers(0, DAY_SEC * 1000, count)) + ARRIVAL_MS
         pairs: list[Pair] = [
-            (due_ms, encode_member(message_id(token, line), message_text(start + line)))
+            (due_ms, Message(due_ms, message_text(start + line)).to_member(message_id(token, line)))
             for line, due_ms in enumerate(due.tolist())
         ]
         yield from pack_zadds(pairs, KEYS)

@@ -9,7 +9,7 @@ from pipeline.config import RedisSettings
 from pipeline.core.buckets import BUCKET_WIDTH_MS
 from pipeline.core.clock import SystemClock
 from pipeline.core.ids import encode_token, message_id
-from pipeline.core.messages import encode_member
+from pipeline.core.messages import Message
 from pipeline.store.keys import Keys
 
 KEYS = Keys(RedisSettings().namespace)
@@ -23,7 +23,7 @@ def make_pairs(due_ms: Iterable[int], generation: int = 0) -> list[Pair]:
         generation: gives other ids.
     """
     token = encode_token(ARRIVAL_MS, generation)
-    return [(due, encode_member(message_id(token, n), message_text(n))) for n, due in enumerate(due_ms)]
+    return [(due, Message(due, message_text(n)).to_member(message_id(token, n))) for n, due in enumerate(due_ms)]
 
 
 def overdue_pairs(count: int) -> list[Pair]:

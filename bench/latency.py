@@ -1,7 +1,7 @@
 """From drop to stored: how long after a file appears in the inbox its messages are in Redis, durably.
 
 The ingest job runs as users run it, with default settings. Each file's messages are due before all that came earlier, so storing
-them rings the doorbell (``PUBLISH`` on the wake channel), and the server sends that only after its fsync: no polling disturbs
+them rings the wake_listener (``PUBLISH`` on the wake channel), and the server sends that only after its fsync: no polling disturbs
 what is measured. The job's log gets one more line a batch, Spark's own account of it, by a logging configuration of its own.
 """
 
@@ -112,7 +112,7 @@ class Job:
             os.close(told)
             watchdog = threading.Timer(START_SEC_MAX, self._process.kill)
             watchdog.start()
-            is_up = answer.readline() == b"1\n"
+            is_up = b"up\n" in answer
             watchdog.cancel()
         if not is_up:
             self.stop()

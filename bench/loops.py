@@ -56,7 +56,7 @@ class Loop:
         watchdog = threading.Timer(START_SEC_MAX, self._process.kill)
         watchdog.start()
         with open(self._ready, "rb") as answer:
-            is_up = answer.readline() == b"1\n"
+            is_up = b"up\n" in answer
         watchdog.cancel()
         if not is_up:
             raise RuntimeError(f"A loop did not start:\n{self._said()}")

@@ -24,7 +24,7 @@ from bench.raw import Pair, pack_command, pack_zadd
 from bench.workload import message_text
 from pipeline.cli import announce_ready
 from pipeline.core.ids import MESSAGE_ID_LENGTH
-from pipeline.sinks.screen import utc_text
+from pipeline.core.text import utc_text
 
 QUEUE, STAGED = "delay-queue", "staged-queue"
 STREAM, GROUP = "messages", "printers"

@@ -12,7 +12,7 @@ from pyspark.sql import SparkSession
 from pipeline.config import IngestSettings, RedisSettings
 from pipeline.core.clock import SystemClock
 from pipeline.ingest.query import open_session
-from pipeline.ingest.sources import read_landing_once
+from pipeline.ingest.readers import read_landing_once
 from pipeline.ingest.writer import BatchWriter, WriterSettings, count_lines
 from pipeline.runtime.submit import spark_environ
 

@@ -1,10 +1,11 @@
-"""Streams: moving messages into them, from due to a consumer, several groups, and taking over from a long list of pending ones."""
+"""Streams: moving messages into them, of few and many topics, from due to a consumer, several groups, and takeovers."""
 
 import shutil
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from bench import topics
 from bench.common import (
     WORK,
     Options,
@@ -45,12 +46,15 @@ def run(options: Options) -> Result:
     """Measure all parts, or those of ``--only``."""
     parts: dict[str, Callable[[dict[str, Any]], list[Sample]]] = {
         "transfer": _transfers,
+        "topics": topics.take_samples,
         "handling": _handlings,
         "groups": _fan_outs,
         "takeover": _takeovers,
     }
     settings = {
         "messages": options.choose(options.rows, MESSAGES, QUICK_MESSAGES),
+        "topics": topics.QUICK_TOPICS if options.quick else topics.TOPICS,
+        "topic_messages": topics.QUICK_MESSAGES if options.quick else topics.MESSAGES,
         "seconds": QUICK_SECONDS if options.quick else SECONDS,
         "rounds": options.choose(options.rounds, ROUNDS, QUICK_ROUNDS),
         "groups": QUICK_GROUPS if options.quick else GROUPS,
@@ -140,7 +144,7 @@ def _fan_outs(settings: dict[str, Any]) -> list[Sample]:
         for groups in settings["groups"]:
             with empty_server(WORK) as server:
                 for group in range(groups):
-                    for stream in (KEYS.stream(DEFAULT_TOPIC), KEYS.again(DEFAULT_TOPIC, f"g{group}")):
+                    for stream in (KEYS.stream(DEFAULT_TOPIC), KEYS.retry(DEFAULT_TOPIC, f"g{group}")):
                         server.client.xgroup_create(stream, f"g{group}", "0", mkstream=True)
                 with running([_start_consumer(server, f"g{group}", NULL) for group in range(groups)]) as loops:
                     sample = measure(server, lambda: _fill_and_wait(server, count, groups))  # noqa: B023
@@ -180,7 +184,7 @@ def _takeovers(settings: dict[str, Any]) -> list[Sample]:
             cursor = BEGINNING
             for _ in range(TAKES):
                 started = time.perf_counter_ns()
-                page = store.gather(stream, cursor, TAKEN, min_idle_ms)
+                page = store.reclaim(stream, cursor, TAKEN, min_idle_ms)
                 took_us = (time.perf_counter_ns() - started) / 1000
                 cursor = page.cursor
                 samples.append({"what": what, "taken": len(page.entries), "round_trip_us": round(took_us)})
@@ -196,6 +200,8 @@ def tables(result: Result) -> str:
         head = ("", "messages/s", "min", "max", "server µs/msg", "loop µs/msg")
         about = f"{settings['messages']:,} messages that are all due, {settings['rounds']} rounds."
         parts.append(f"#### Into a stream\n\n{about}\n\n{format_table(head, rows)}")
+    if "topics" in samples:
+        parts.append(topics.table(settings, samples["topics"]))
     if "handling" in samples:
         told, seen = (
             [value for s in samples["handling"] for value in expand(s[name])] for name in ("lateness_ms", "read_ms")

@@ -11,7 +11,7 @@ import numpy as np
 
 from pipeline.core.buckets import BUCKET_WIDTH_MS
 from pipeline.core.ids import message_id
-from pipeline.core.messages import encode_member
+from pipeline.core.messages import Message
 from pipeline.landing.names import Token, landing_name
 
 SEED = 20260101
@@ -48,8 +48,8 @@ class Workload:
         for file in self.files:
             for line in range(file.rows):
                 number = file.first + line
-                member = encode_member(message_id(file.token, line + 1), message_text(number))
-                yield ARRIVAL_MS + int(self.delays[number]) * 1000, member
+                due_ms = ARRIVAL_MS + int(self.delays[number]) * 1000
+                yield due_ms, Message(due_ms, message_text(number)).to_member(message_id(file.token, line + 1))
 
 
 def message_text(number: int) -> str:

@@ -1,4 +1,4 @@
-"""Print messages when they are due. Any number of these may run; each message goes to one of them."""
+"""Deliver messages when they are due. Any number of these loops may run; each message goes to one of them."""
 
 import argparse
 import logging
@@ -6,60 +6,50 @@ import os
 import random
 import secrets
 import socket
-import sys
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 
-from pipeline.cli import (
-    EXIT_SUCCESS,
-    Stop,
-    announce_ready,
-    new_parser,
-    reachable_redis,
-    run_main,
-    set_log_level,
-    settings_from,
-)
-from pipeline.config import SINKS, DrainSettings, Settings, TopicSettings
+from pipeline.cli import EXIT_SUCCESS, Stop, announce_ready, new_parser, open_connection, parse_command, run_main
+from pipeline.config import SINKS, DrainSettings, Settings
+from pipeline.core.background import Background
 from pipeline.core.clock import Clock, SystemClock
-from pipeline.core.messages import DEFAULT_TOPIC
-from pipeline.drain.housekeeping import Housekeeping
+from pipeline.drain.housekeeping import Reclaimer, Trimmer
 from pipeline.drain.loop import DrainLoop
-from pipeline.drain.pace import Pace
-from pipeline.drain.rest_line import ClearedSink, RestLine, StreamTerminal, has_room_for_a_line
-from pipeline.drain.share import Share
-from pipeline.drain.totals import Totals
-from pipeline.sinks.base import Sink
-from pipeline.sinks.screen import ScreenSink
-from pipeline.store.checks import check_server
+from pipeline.drain.rate_limit import RateLimit
+from pipeline.drain.stats import Heartbeat, Totals
+from pipeline.sinks import DELIVERING
 from pipeline.store.connection import connect
-from pipeline.store.doorbell import Doorbell
-from pipeline.store.drains import write_drain
-from pipeline.store.outlook import Outlook, Waiting, count_waiting, look_ahead
-from pipeline.store.routes import TopicRules
-from pipeline.store.shards import ShardedStore, check_layout, keys_of, open_shards
+from pipeline.store.heartbeats import write_loop
+from pipeline.store.namespace import adopt_topic_settings, current_topic_settings
+from pipeline.store.shards import ShardedStore, open_shards
+from pipeline.store.stats import Forecast, read_forecast
 from pipeline.store.topics import Topics
+from pipeline.store.wakeup import WakeListener, notify_loops
 
-ASIDE_TIMEOUT_MS = 500  # what is done beside the deliveries gives up soon when the server does not answer
+SIDE_TIMEOUT_MS = 500  # what is done beside the deliveries gives up soon when the server does not answer
 
 log = logging.getLogger(__name__)
 
 
-class _InterruptibleDoorbell:
-    """The loop's waits: ended by the doorbell, the time, or a signal."""
+class _InterruptibleListener:
+    """The loop's waits: ended by a notification, the time, or a signal."""
 
-    def __init__(self, doorbell: Doorbell, stop: Stop) -> None:
-        self._doorbell = doorbell
+    def __init__(self, wake_listener: WakeListener, stop: Stop) -> None:
+        self._wake_listener = wake_listener
         self._stop = stop
 
     def wait(self, timeout_ms: float) -> None:
-        self._stop.interrupting(lambda: self._doorbell.wait(timeout_ms))
+        self._stop.interrupting(lambda: self._wake_listener.wait(timeout_ms))
 
 
 def parse_arguments(arguments: list[str]) -> tuple[argparse.Namespace, Settings]:
-    """Read the command line; argparse exits 2 with a sentence on wrong use."""
+    """Read the command line and the settings.
+
+    Raises:
+        ConfigError: wrong use, or a wrong setting.
+    """
     parser = new_parser("drain", __doc__ or "")
     parser.add_argument(
         "--sink",
@@ -68,13 +58,16 @@ def parse_arguments(arguments: list[str]) -> tuple[argparse.Namespace, Settings]
     )
     parser.add_argument("--format", choices=["text", "json"], help="one line a message (default: text)")
     parser.add_argument(
-        "--lease", dest="lease_sec", metavar="SECONDS", help="how long a claim is this loop's (default: 30)"
+        "--lease",
+        dest="lease_sec",
+        metavar="SECONDS",
+        help="after so long, other loops redeliver what this one claimed and did not deliver (default: 30)",
     )
+    parser.add_argument("--metrics-port", metavar="N", help="port for Prometheus metrics (default: 0, not served)")
+    parser.add_argument("--metrics-host", metavar="ADDRESS", help="address for Prometheus metrics (default: 127.0.0.1)")
     parser.add_argument(
-        "--metrics-port", metavar="N", help="serve metrics for Prometheus on that port (default: 0, not served)"
+        "--max-rate", metavar="N", help="deliver at most so many messages a second (default: 0, no limit)"
     )
-    parser.add_argument("--metrics-host", metavar="ADDRESS", help="on that address (default: 127.0.0.1)")
-    parser.add_argument("--max-rate", metavar="N", help="messages a second, at most (default: 0, as fast as it can)")
     until = parser.add_mutually_exclusive_group()
     until.add_argument(
         "--once", dest="until", action="store_const", const="now", help="deliver what is due now, then exit 0"
@@ -86,38 +79,20 @@ def parse_arguments(arguments: list[str]) -> tuple[argparse.Namespace, Settings]
         const="empty",
         help="exit 0 when nothing is scheduled or in flight",
     )
-    given = parser.parse_args(arguments)
-    set_log_level(given.log_level)
     names = ("sink", "format", "lease_sec", "max_rate", "metrics_host", "metrics_port")
-    return given, settings_from(given, "drain", *names)
+    return parse_command(parser, arguments, "drain", *names)
 
 
-def topic_rules(settings: Settings) -> TopicRules:
-    """Return what the store has to know of topics."""
-    none_is_special = settings.topics == TopicSettings(sink=settings.topics.sink) and not settings.topic
-    all_to_screen = none_is_special and settings.of_topic(DEFAULT_TOPIC).sink == "screen"
-    return TopicRules(settings.of_topic, all_to_screen, settings.redis.shards)
-
-
-def serve_metrics(settings: DrainSettings, totals: Totals, look: Callable[[], Outlook], clock: Clock) -> None:
+def serve_metrics(
+    namespace: str, settings: DrainSettings, totals: Totals, read: Callable[[], Forecast], clock: Clock
+) -> None:
     """Serve metrics, if a port is given; only then their library is loaded."""
     if settings.metrics_port:
         from pipeline.drain import metrics
 
-        metrics.serve_metrics(settings.metrics_host, settings.metrics_port, metrics.LoopCollector(totals, look, clock))
+        collector = metrics.LoopCollector(namespace, totals, read, clock)
+        metrics.serve_metrics(settings.metrics_host, settings.metrics_port, collector)
         log.info("metrics are on http://%s:%d/metrics", settings.metrics_host, settings.metrics_port)
-
-
-def rest_line_on_stderr(stack: ExitStack, totals: Totals, look: Callable[[], Waiting], clock: Clock) -> RestLine | None:
-    """Return the line for a terminal at rest, None where there is no room for it."""
-    if not has_room_for_a_line(sys.stderr):
-        return None
-    line = RestLine(StreamTerminal(sys.stderr), totals, look, clock)
-    for handler in logging.getLogger().handlers:
-        handler.addFilter(line)
-        stack.callback(handler.removeFilter, line)
-    stack.callback(line.erase)
-    return line
 
 
 def main(arguments: list[str], stop: Stop) -> int:
@@ -125,55 +100,66 @@ def main(arguments: list[str], stop: Stop) -> int:
     given, settings = parse_arguments(arguments)
     clock = SystemClock()
     with ExitStack() as stack:
-        redis_settings = stack.enter_context(reachable_redis(settings, stop))
-        client, shards = connect(redis_settings), keys_of(redis_settings)
-        for warning in check_server(client, redis_settings, clock):
-            log.warning("%s", warning)
-        # Also a loop that is there first: it would not look into the shards of a later job that means more of them.
-        check_layout(client, redis_settings, may_set=True)
-        # What is done beside the deliveries has a client of its own, so that a connection that stalls there holds up no claim.
-        aside_client = connect(
-            replace(redis_settings, connect_timeout_ms=ASIDE_TIMEOUT_MS, reply_timeout_ms=ASIDE_TIMEOUT_MS)
+        # A loop that is there first creates the namespace, too: it would not look into the shards of a later job that means
+        # more of them.
+        connection = stack.enter_context(open_connection(settings, stop, may_create=True, warn=True))
+        client, redis_settings, shards = connection.client, connection.settings, connection.shards
+        settings = adopt_topic_settings(client, settings, complete=True)
+        # What is done beside the deliveries has threads and a client of its own, so that it holds up no claim.
+        side_client = connect(
+            replace(redis_settings, connect_timeout_ms=SIDE_TIMEOUT_MS, reply_timeout_ms=SIDE_TIMEOUT_MS)
         )
         loop_id = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(6)}"
         totals = Totals(topics_max=settings.drain.topics_max)
-        serve_metrics(settings.drain, totals, partial(look_ahead, aside_client, shards), clock)
-        share = Share(partial(write_drain, aside_client, shards[0]), totals, clock, loop_id)
-        stack.callback(share.tell)
-        housekeeping = Housekeeping(Topics(aside_client, shards), shards, settings.of_topic, clock)
-        sink: Sink = ScreenSink(settings.drain.format, clock)
-        line = rest_line_on_stderr(stack, totals, partial(count_waiting, aside_client, shards), clock)
-        if line:
-            sink = ClearedSink(sink, line)
-        pace = Pace(settings.drain.max_rate)
-        claims = replace(settings.drain, claim_limit=pace.claim_limit(settings.drain.claim_limit))
-        doorbell = Doorbell(client, shards)
-        stack.callback(doorbell.close)
+        serve_metrics(
+            redis_settings.namespace, settings.drain, totals, partial(read_forecast, side_client, shards), clock
+        )
+        stack.callback(lambda: log.info("%s", summary(totals)))
+        heartbeat = Heartbeat(partial(write_loop, side_client, shards[0]), totals, clock, loop_id)
+        stack.callback(heartbeat.publish, has_ended=True)
+        side_store = ShardedStore(open_shards(side_client, redis_settings))
+        reclaimer = Reclaimer(side_store.reclaim, partial(notify_loops, side_client, shards), totals)
+        trimmer = Trimmer(
+            Topics(side_client, shards), shards, partial(current_topic_settings, side_client, settings), clock
+        )
+        background = Background([reclaimer, heartbeat, trimmer])
+        background.start()
+        stack.callback(background.stop)
+
+        def request_reclaim() -> None:
+            reclaimer.request()
+            background.wake()
+
+        rate_limit = RateLimit(settings.drain.max_rate)
+        claims = replace(settings.drain, claim_limit=rate_limit.claim_limit(settings.drain.claim_limit))
+        wake_listener = WakeListener(client, shards)
+        stack.callback(wake_listener.close)
         loop = DrainLoop(
-            store=ShardedStore(open_shards(client, redis_settings, claims, topic_rules(settings))),
-            sink=sink,
+            store=ShardedStore(open_shards(client, redis_settings, claims)),
+            sink=DELIVERING["screen"](settings.drain.format, clock),
             clock=clock,
-            waiter=_InterruptibleDoorbell(doorbell, stop),
+            waiter=_InterruptibleListener(wake_listener, stop),
             loop_id=loop_id,
             wait_ms_max=settings.drain.wait_ms_max,
             until=given.until,
             stopping=stop,
             random=random.random,
-            pace=pace,
+            request_reclaim=request_reclaim,
+            rate_limit=rate_limit,
             totals=totals,
-            asides=[share, housekeeping, *([line] if line else [])],
         )
         announce_ready()
-        stack.callback(lambda: log.info("%s", summary(totals)))
         loop.run()
     return EXIT_SUCCESS
 
 
 def summary(totals: Totals) -> str:
     """Return what a run did, in one line."""
-    lateness = f", lateness {totals.lateness()}" if totals.delivered else ""
+    lateness = f", lateness {totals.of_all_topics().lateness}" if totals.delivered else ""
+    if totals.late_on_arrival:
+        lateness += f", {totals.late_on_arrival:,} late on arrival"
     messages = "1 message" if totals.delivered == 1 else f"{totals.delivered:,} messages"
-    return f"delivered {messages}{lateness}; {totals.stale:,} stale, {totals.reclaimed:,} reclaimed"
+    return f"delivered {messages}{lateness}; {totals.late_acks:,} late acks, {totals.reclaimed:,} reclaimed"
 
 
 if __name__ == "__main__":

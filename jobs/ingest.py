@@ -1,4 +1,4 @@
-"""Take requests in from a folder or a socket, and schedule each message in Redis exactly once."""
+"""Read requests from a folder or a socket, and schedule each message in Redis exactly once."""
 
 import argparse
 import logging
@@ -10,66 +10,70 @@ from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from threading import Event
-from typing import Any
 
 from py4j.protocol import Py4JError
 from pyspark.sql import SparkSession
 
 from pipeline.cli import (
     EXIT_SUCCESS,
+    Connection,
     Stop,
     announce_ready,
     new_parser,
-    reachable_redis,
+    open_connection,
+    parse_command,
     run_main,
-    set_log_level,
-    settings_from,
 )
-from pipeline.config import RedisSettings, Settings
+from pipeline.config import Settings
+from pipeline.core.background import Background
 from pipeline.core.clock import SystemClock
 from pipeline.core.errors import ConfigError
 from pipeline.ingest.bar import intake_bar
-from pipeline.ingest.checkpoint import CheckpointKeeper
-from pipeline.ingest.feeds import DirectFeed, Feed, FilesFeed, SocketFeed
-from pipeline.ingest.loop import FenceSweeper, run_once, run_to_the_end, run_until_stopped
-from pipeline.ingest.progress import BatchReporter, WaitingFiles
+from pipeline.ingest.checkpoint import CheckpointRoller
+from pipeline.ingest.landed import LandingFiles
+from pipeline.ingest.loop import MarkerSweeper, run_once, run_to_the_end, run_until_stopped
+from pipeline.ingest.progress import BatchReporter
 from pipeline.ingest.query import bind_checkpoint, java_watched, open_session, start_query, warm_up
-from pipeline.ingest.sources import read_direct, read_landing
+from pipeline.ingest.readers import read_direct, read_landing
+from pipeline.ingest.sources import DirectSource, FilesSource, SocketSource, Source
 from pipeline.ingest.writer import BatchWriter, WriterSettings
-from pipeline.store.checks import check_server, what_stored_means
-from pipeline.store.connection import connect
-from pipeline.store.ingests import write_progress
-from pipeline.store.shards import ShardedStore, check_layout, keys_of, open_shards
+from pipeline.store.checks import what_stored_means
+from pipeline.store.heartbeats import IngestHeartbeat, write_ingest
+from pipeline.store.shards import ShardedStore, open_shards
 
 log = logging.getLogger(__name__)
 
 
 def parse_arguments(arguments: list[str]) -> tuple[argparse.Namespace, Settings]:
-    """Read the command line; argparse exits 2 with a sentence on wrong use."""
+    """Read the command line and the settings.
+
+    Raises:
+        ConfigError: wrong use, or a wrong setting.
+    """
     parser = new_parser("ingest", __doc__ or "")
     parser.add_argument("--source", choices=["files", "socket"], help="where requests come from (default: files)")
     parser.add_argument("--input", metavar="DIR", help="folder that request files are dropped into (default: inbox)")
     parser.add_argument("--host", metavar="H", help="line server of --source socket (default: 127.0.0.1)")
-    parser.add_argument("--port", metavar="P", help="its port (default: 9999)")
+    parser.add_argument("--port", metavar="P", help="port of that server (default: 9999)")
     parser.add_argument(
-        "--checkpoint", metavar="DIR", help="Spark's progress (default: one for each input, in .duetime)"
+        "--checkpoint", metavar="DIR", help="where Spark keeps its progress (default: one for each input, in .duetime)"
     )
-    parser.add_argument("--rejects", metavar="DIR", help="lines that are not accepted, and why (default: rejects)")
+    parser.add_argument(
+        "--rejects", metavar="DIR", help="folder for lines that are not accepted, with the reason (default: rejects)"
+    )
     parser.add_argument("--trigger", metavar="TIME", help="how often to look for files (default: '100 milliseconds')")
-    parser.add_argument("--once", action="store_true", help="take in what is there, then exit 0")
-    given = parser.parse_args(arguments)
-    set_log_level(given.log_level)
+    parser.add_argument("--once", action="store_true", help="read what is there, then exit 0")
     names = ("source", "input", "host", "port", "checkpoint", "rejects", "trigger")
-    return given, settings_from(given, "ingest", *names)
+    return parse_command(parser, arguments, "ingest", *names)
 
 
-def open_feed(settings: Settings) -> Feed:
+def open_source(settings: Settings) -> Source:
     """Open the input that the settings name."""
     if settings.ingest.source == "socket":
-        return SocketFeed(settings.ingest, Path(settings.local.state))
+        return SocketSource(settings.ingest, Path(settings.local.state))
     if "://" in settings.ingest.input:
-        return DirectFeed(settings.ingest, Event().wait)
-    return FilesFeed(settings.ingest)
+        return DirectSource(settings.ingest, Event().wait)
+    return FilesSource(settings.ingest)
 
 
 def check_folders(settings: Settings) -> None:
@@ -86,17 +90,20 @@ def check_folders(settings: Settings) -> None:
         ) from exc
 
 
-def landing_keepers(
-    settings: Settings, feed: Feed, checkpoint: str, store: ShardedStore
-) -> tuple[FenceSweeper | None, CheckpointKeeper | None]:
-    """Return what keeps fences and checkpoint bounded; a directory that Spark reads itself keeps its files, and so both."""
-    if isinstance(feed, DirectFeed):
-        return None, None
-    landing, clock = Path(feed.location), SystemClock()
-    sweeper = FenceSweeper(store, feed.source_id, landing, settings.ingest.fence_keep_sec * 1000, clock)
-    if "://" in checkpoint:
-        return sweeper, None
-    return sweeper, CheckpointKeeper(Path(checkpoint), landing, settings.ingest.checkpoint_files_max, clock)
+def landing_upkeep(
+    settings: Settings, source: Source, checkpoint: str, store: ShardedStore
+) -> tuple[LandingFiles | None, MarkerSweeper | None, CheckpointRoller | None]:
+    """Return what keeps files, markers and checkpoint bounded; a directory that Spark reads itself keeps its files, and so all."""
+    if isinstance(source, DirectSource):
+        return None, None, None
+    location, clock = Path(source.location), SystemClock()
+    local = None if "://" in checkpoint else Path(checkpoint)
+    landing = LandingFiles(location, local, partial(store.markers, source.source_id), clock)
+    sweeper = MarkerSweeper(store, source.source_id, location, settings.ingest.marker_keep_sec * 1000, clock)
+    roller = (
+        CheckpointRoller(local, landing.delete_marked, settings.ingest.checkpoint_files_max, clock) if local else None
+    )
+    return landing, sweeper, roller
 
 
 def check_master(spark: SparkSession, settings: Settings) -> None:
@@ -111,29 +118,31 @@ def main(arguments: list[str], stop: Stop) -> int:
     """Run the ingest query until it is stopped, or once."""
     given, settings = parse_arguments(arguments)
     with ExitStack() as stack:
-        redis_settings = stack.enter_context(reachable_redis(settings, stop))
-        client = connect(redis_settings)
-        for warning in check_server(client, redis_settings, SystemClock()):
-            log.warning("%s", warning)
-        check_layout(client, redis_settings, may_set=True)
-        log.info("a stored message %s", what_stored_means(client, settings.ingest.wait_for_disk))
+        connection = stack.enter_context(open_connection(settings, stop, may_create=True, warn=True))
+        log.info("%s", what_stored_means(connection.client, settings.ingest.wait_for_disk))
         check_folders(settings)
-        feed = open_feed(settings)
-        stack.callback(feed.close)
-        checkpoint = settings.ingest.checkpoint or str(Path(settings.local.state) / "checkpoints" / feed.source_id)
-        bind_checkpoint(checkpoint, feed.source_id, feed.reads)
+        source = open_source(settings)
+        stack.callback(source.close)
+        checkpoint = settings.ingest.checkpoint or str(Path(settings.local.state) / "checkpoints" / source.source_id)
+        bind_checkpoint(checkpoint, source.source_id, source.reads)
+        announce_ready("open")
         with ThreadPoolExecutor(1) as beside:  # started by the main thread, Spark would take SIGINT over
             spark = beside.submit(open_session).result()
         stack.callback(_stop_spark, spark)
         stack.enter_context(java_watched(stop))
         check_master(spark, settings)
+        heartbeat = IngestHeartbeat(connection.client, connection.shards[0], source.source_id, SystemClock())
+        stack.callback(heartbeat.publish, has_ended=True)
+        background = Background([heartbeat])
+        background.start()
+        stack.callback(background.stop)
         if not stop():
-            _run(given.once, settings, redis_settings, client, spark, feed, checkpoint, stop)
+            _run(given.once, settings, connection, spark, source, checkpoint, stop)
     return EXIT_SUCCESS
 
 
 def _stop_spark(spark: SparkSession) -> None:
-    # Java may have ended before, by the signal that stops us or by what java_watched tells; PySpark would print it as well.
+    # Java may have ended before, by the signal that stops us or by what java_watched saw; PySpark would print it as well.
     with warnings.catch_warnings(action="ignore"):
         try:
             spark.stop()
@@ -144,33 +153,31 @@ def _stop_spark(spark: SparkSession) -> None:
 def _run(
     once: bool,
     settings: Settings,
-    redis_settings: RedisSettings,
-    client: Any,
+    connection: Connection,
     spark: SparkSession,
-    feed: Feed,
+    source: Source,
     checkpoint: str,
     stop: Stop,
 ) -> None:
-    clock, store = SystemClock(), ShardedStore(open_shards(client, redis_settings))
-    sweeper, keeper = landing_keepers(settings, feed, checkpoint, store)
-    if keeper is not None and (rolled := keeper.prepare()):
+    clock, store = SystemClock(), ShardedStore(open_shards(connection.client, connection.settings))
+    landing, sweeper, roller = landing_upkeep(settings, source, checkpoint, store)
+    if roller is not None and (rolled := roller.prepare()):
         log.info("rolled the checkpoint: its log named %s files", f"{rolled:,}")
-    waiting = WaitingFiles(keeper.checkpoint, keeper.landing, clock) if keeper else None
-    tell = partial(write_progress, client, keys_of(redis_settings)[0])
-    reporter = BatchReporter(feed.source_id, feed.reads, waiting, tell, clock)
+    publish = partial(write_ingest, connection.client, connection.shards[0])
+    reporter = BatchReporter(source.source_id, source.reads, landing, publish, clock, settings.ingest.rejects)
     spark.streams.addListener(reporter)
     writer_settings = WriterSettings(
-        redis_settings,
-        feed.source_id,
+        connection.settings,
+        source.source_id,
         settings.ingest.rejects,
         settings.ingest.transaction_messages,
         settings.ingest.wait_for_disk,
     )
-    read = read_direct if isinstance(feed, DirectFeed) else read_landing
-    files = read(spark, feed.location, settings.ingest.max_bytes_per_trigger)
+    read = read_direct if isinstance(source, DirectSource) else read_landing
+    files = read(spark, source.location, settings.ingest.max_bytes_per_trigger)
     writer = BatchWriter(writer_settings, clock, reporter.report)
     if once:
-        run_once(feed, stop, stop.interrupting)
+        run_once(source, stop, stop.interrupting)
     else:
         warm_up(spark)
     if stop():
@@ -178,17 +185,18 @@ def _run(
     with ExitStack() as stack:
         look = None
         if once and sweeper is not None:
-            fences_of = partial(store.fences, feed.source_id)
-            look = stack.enter_context(intake_bar(Path(feed.location), fences_of, sys.stderr, clock))
+            markers_of = partial(store.markers, source.source_id)
+            look = stack.enter_context(intake_bar(Path(source.location), markers_of, sys.stderr, clock))
         start = partial(start_query, files, writer, checkpoint, None if once else settings.ingest.trigger)
         query = start()
-        log.info("ingest is up: it reads %s", feed.reads)
+        log.info("ingest is up: it reads %s", source.reads)
         announce_ready()
         if once:
-            run_to_the_end(query, stop, clock, keeper, look)
+            run_to_the_end(query, stop, clock, look)
         else:
-            run_until_stopped(feed, query, start, clock, stop, stop.interrupting, sweeper, keeper)
+            run_until_stopped(source, query, start, clock, stop, stop.interrupting, sweeper, roller)
     reporter.wait_for_the_end()
+    log.info("%s after %s", "stopped" if stop() else "done", reporter.total_text())
     if once and sweeper is not None:
         sweeper.sweep()
 

@@ -1,148 +1,270 @@
-"""Show what is scheduled, in flight, delivered, rejected and dead, when the next message is due, and how late the oldest is."""
+"""Show whether all is well, what is scheduled, in flight, delivered, rejected and dead, and what the jobs did."""
 
 import json
-import logging
-from collections.abc import Sequence
-from contextlib import ExitStack
-from dataclasses import asdict
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from threading import Event
 
-from pipeline.cli import EXIT_SUCCESS, Stop, new_parser, reachable_redis, run_main, set_log_level, settings_from
-from pipeline.core.clock import SystemClock
-from pipeline.core.lateness import Lateness, add_up, span_text
-from pipeline.sinks.screen import utc_text, visible
-from pipeline.store.base import Stats
-from pipeline.store.checks import check_server
-from pipeline.store.connection import connect
-from pipeline.store.drains import DrainProgress, add_up_drains, read_drains
-from pipeline.store.ingests import IngestProgress, read_progress
-from pipeline.store.shards import ShardedStore, check_layout, keys_of, open_shards
+from pipeline.cli import (
+    EXIT_FAILURE,
+    EXIT_SUCCESS,
+    Connection,
+    Stop,
+    new_parser,
+    open_connection,
+    parse_command,
+    run_main,
+)
+from pipeline.core.errors import StoreUnavailable
+from pipeline.core.text import age_text, span_text, utc_text, visible
+from pipeline.store.heartbeats import (
+    FRESH_MS,
+    LOOP_COUNTERS,
+    IngestProgress,
+    LoopProgress,
+    TopicStats,
+    add_up_loops,
+    add_up_topics,
+    count_running_ingests,
+    read_ingests,
+    read_loops,
+)
+from pipeline.store.stats import Stats, read_stats
 
-COUNTERS = ("delivered", "rejected", "stored", "known", "reclaimed", "stale_acks")
-LOOP_COUNTERS = ("delivered", "claimed", "stale", "repeated", "reclaimed")
+COUNTERS = ("delivered", "rejected", "stored", "duplicates", "reclaimed", "late_acks", "misfiled")
+SHOWN_IF_NOT_ZERO = ("misfiled",)
 TOPICS_SHOWN = 10
+WATCH_SEC, WATCH_SEC_MIN, WATCH_SEC_MAX = 2.0, 0.1, 86_400.0
+CLEAR = "\x1b[H\x1b[J"  # the cursor to the first line, and everything from there on gone
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """One look at a namespace and its jobs; the latest heartbeat comes first."""
+
+    stats: Stats
+    loops: Sequence[LoopProgress]
+    ingests: Sequence[IngestProgress]
+    running_ingests: int
+
+    def running_loops(self) -> list[LoopProgress]:
+        """Return the loops that have not ended and whose heartbeat is fresh."""
+        return [each for each in self.loops if not each.has_ended and self.stats.now_ms - each.seen_ms < FRESH_MS]
+
+    def is_empty(self) -> bool:
+        """Return whether the namespace holds no message, as one that no job has used."""
+        stats = self.stats
+        return not any((stats.scheduled, stats.held, stats.in_flight, stats.dead))
+
+    def problems(self) -> list[str]:
+        """Return what keeps messages from being delivered in time, one clause each; nothing if all is well."""
+        stats, found = self.stats, []
+        if not self.running_loops() and (stats.scheduled > stats.held or stats.in_flight):
+            last = max(self.loops, key=lambda each: each.seen_ms, default=None)
+            if last is None:
+                found.append("no drain loop has been seen in the last hour")
+            elif last.has_ended:
+                found.append(
+                    f"no drain loop is running, the last one ended {age_text(stats.now_ms - last.seen_ms)} ago"
+                )
+            else:
+                found.append(f"no drain loop has been seen for {age_text(stats.now_ms - last.seen_ms)}")
+        if stats.late:
+            are = "1 message is" if stats.late == 1 else f"{stats.late:,} messages are"
+            found.append(f"{are} late, the oldest by {span_text(stats.overdue_ms)}")
+        return found
+
+    def verdict(self) -> str:
+        """Return whether all is well, in one line that begins with OK or PROBLEM."""
+        problems = self.problems()
+        if problems:
+            return f"PROBLEM: {', '.join(problems)}"
+        jobs = f"{plural(self.running_ingests, 'ingest job')} and {plural(len(self.running_loops()), 'drain loop')} running"
+        return f"OK: {jobs}, nothing late"
 
 
 def main(arguments: list[str], stop: Stop) -> int:
-    """Print one look at a namespace."""
+    """Print one look at a namespace, or one after the other."""
     parser = new_parser("status", __doc__ or "")
     parser.add_argument(
-        "--format", choices=["text", "json"], default="text", help="for eyes or programs (default: text)"
+        "--format", choices=["text", "json"], default="text", help="for people or programs (default: text)"
     )
-    given = parser.parse_args(arguments)
-    set_log_level(given.log_level)
-    settings = settings_from(given, "redis")
-    with ExitStack() as stack:
-        redis_settings = stack.enter_context(reachable_redis(settings, stop))
-        client = connect(redis_settings)
-        for warning in check_server(client, redis_settings, SystemClock()):
-            logging.getLogger(__name__).warning("%s", warning)
-        check_layout(client, redis_settings, may_set=False)
-        stats = ShardedStore(open_shards(client, redis_settings)).stats()
-        ingests = read_progress(client, keys_of(redis_settings)[0])
-        drains = read_drains(client, keys_of(redis_settings)[0])
-    if given.format == "json":
-        jobs = {"ingest": [asdict(progress) for progress in ingests], "drain": drain_record(drains)}
-        print(json.dumps({**as_record(stats), **jobs}))
-    else:
-        told = [drain_text(drains, stats.now_ms)] if drains else []
-        print("\n".join([as_text(stats), *told, *(ingest_text(progress, stats.now_ms) for progress in ingests)]))
-    return EXIT_SUCCESS
+    how = parser.add_mutually_exclusive_group()
+    how.add_argument("--check", action="store_true", help="exit 1 if there is a problem, for probes")
+    how.add_argument(
+        "--watch",
+        nargs="?",
+        type=float,
+        const=WATCH_SEC,
+        metavar="SECONDS",
+        help=f"show it again and again until Ctrl-C (default: every {WATCH_SEC:g} s)",
+    )
+    given, settings = parse_command(parser, arguments, "redis")
+    if given.watch is not None and not WATCH_SEC_MIN <= given.watch <= WATCH_SEC_MAX:
+        parser.error(f"--watch takes {WATCH_SEC_MIN:g} to {WATCH_SEC_MAX:,.0f} seconds")
+    render = as_json if given.format == "json" else as_text
+    with open_connection(settings, stop, may_create=False) as connection:
+        if given.watch is not None:
+            watch(
+                connection, render, given.watch, CLEAR if given.format == "text" and sys.stdout.isatty() else "", stop
+            )
+            return EXIT_SUCCESS
+        status = look(connection)
+    if given.format == "text" and not connection.exists and status.is_empty():
+        print(f"nothing is known of namespace {settings.redis.namespace}: no job has used it so far")
+        return EXIT_SUCCESS
+    print(render(status))
+    return EXIT_FAILURE if given.check and status.problems() else EXIT_SUCCESS
 
 
-def as_record(stats: Stats) -> dict[str, int | None]:
-    """Return the JSON form: counts of messages, times in epoch ms UTC."""
+def look(connection: Connection) -> Status:
+    """Read everything that is shown.
+
+    Raises:
+        StoreError: no answer, or an error.
+    """
+    client, shards = connection.client, connection.shards
+    stats = read_stats(client, shards)
+    return Status(
+        stats=stats,
+        loops=read_loops(client, shards[0]),
+        ingests=read_ingests(client, shards[0]),
+        running_ingests=count_running_ingests(client, shards[0], stats.now_ms),
+    )
+
+
+def watch(connection: Connection, render: Callable[[Status], str], seconds: float, clear: str, stop: Stop) -> None:
+    """Print a look every few ``seconds`` until a stop; a server that does not answer is a look like any other."""
+    while not stop():
+        try:
+            shown = render(look(connection))
+        except StoreUnavailable as exc:
+            shown = f"PROBLEM: {exc}"
+        print(f"{clear}{shown}", flush=True)
+        stop.interrupting(lambda: Event().wait(seconds))
+
+
+def as_json(status: Status) -> str:
+    """Return a look for programs, as one object: counts of messages, times in epoch ms UTC."""
+    ingests = [asdict(progress) for progress in status.ingests]
+    return json.dumps(
+        {
+            "verdict": status.verdict(),
+            **counts(status.stats),
+            "next_due_ms": status.stats.next_due_ms,
+            "overdue_ms": status.stats.overdue_ms,
+            "now_ms": status.stats.now_ms,
+            "running_ingest_jobs": status.running_ingests,
+            "ingest": ingests,
+            "drain": drain_record(status),
+        }
+    )
+
+
+def counts(stats: Stats) -> dict[str, int]:
+    """Return every number of messages by its name."""
     return {
         "scheduled": stats.scheduled,
         "held": stats.held,
         "in_flight": stats.in_flight,
+        "late": stats.late,
         "dead": stats.dead,
         **{name: stats.counters.get(name, 0) for name in COUNTERS},
-        "next_due_ms": stats.next_due_ms,
-        "overdue_ms": stats.overdue_ms,
-        "now_ms": stats.now_ms,
     }
 
 
-def as_text(stats: Stats) -> str:
-    """Return the same for eyes, one number a line."""
-    lines = [
-        f"{name.replace('_', ' '):<12}{value:>12,}"
-        for name, value in as_record(stats).items()
-        if name in SHOWN and value is not None
+def as_text(status: Status) -> str:
+    """Return a look for people."""
+    stats = status.stats
+    lines = [status.verdict(), ""]
+    lines += [
+        f"{name.replace('_', ' '):<12}{number:>12,}"
+        for name, number in counts(stats).items()
+        if number or name not in SHOWN_IF_NOT_ZERO
     ]
     if stats.next_due_ms is None:
         lines.append(f"{'next due':<12}{'-':>12}")
     else:
-        wait_sec = (stats.next_due_ms - stats.now_ms) / 1000
-        when = f"in {wait_sec:,.1f} s" if wait_sec > 0 else "now"
-        lines.append(f"{'next due':<12}{when:>12}  ({utc_text(stats.next_due_ms)} UTC)")
-    lines.append(f"{'oldest late':<12}{f'{stats.overdue_ms / 1000:,.1f} s':>12}")
-    return "\n".join(lines)
+        wait_ms = stats.next_due_ms - stats.now_ms
+        when = f"in {span_text(wait_ms)}" if wait_ms > 0 else "now"
+        lines.append(f"{'next due':<12}{when:>12}  ({utc_text(stats.next_due_ms)})")
+    lines.append(f"{'oldest late':<12}{span_text(stats.overdue_ms) if stats.overdue_ms else '-':>12}")
+    lines += [drain_text(status)] if status.loops else []
+    return "\n".join([*lines, *(ingest_text(progress, stats.now_ms) for progress in status.ingests)])
 
 
 def ingest_text(progress: IngestProgress, now_ms: int) -> str:
-    """Return what one ingest job has done, for eyes; ``now_ms`` is the server's clock."""
-    ago_sec = max(0, now_ms - progress.last_batch_ms) / 1000
+    """Return what one ingest job has done, for people; ``now_ms`` is the server's clock."""
     waited_ms = progress.last_oldest_waiting_ms
-    waits = "" if waited_ms is None else f"; oldest waited {waited_ms / 1000:,.1f} s"
+    backlog = "" if waited_ms is None else f"; backlog {span_text(waited_ms)}"
     phases = sorted(progress.last_phases_ms.items(), key=lambda phase: -phase[1])
     totals = (
         f"{progress.batches:,} batches, {progress.files:,} files, {progress.lines:,} lines: {progress.stored:,} stored, "
-        f"{progress.known:,} known, {progress.rejected:,} rejected, {progress.blank:,} blank"
+        f"{progress.duplicates:,} duplicates, {progress.rejected:,} rejected, {progress.blank:,} blank"
     )
     last = (
-        f"last batch {ago_sec:,.1f} s ago: {progress.last_lines:,} lines, {progress.last_lines_per_sec:,}/s, "
-        f"{progress.last_took_ms:,} ms in all{waits}"
+        f"last batch {age_text(now_ms - progress.last_batch_ms)} ago: {progress.last_lines:,} lines, "
+        f"{progress.last_lines_per_sec:,}/s, {progress.last_took_ms:,} ms in all{backlog}"
     )
     spent = ", ".join(f"{name} {ms:,}" for name, ms in phases)
-    since = f"ingest of {progress.reads}, since {utc_text(progress.started_ms)} UTC"
-    return f"\n{since}\n  {totals}\n  {last}\n  of that {spent} ms"
+    since = f"ingest of {visible(progress.reads)}, since {utc_text(progress.started_ms)}"
+    return f"\n{since}\n  {totals}\n  {last}\n  phases (ms): {spent}"
 
 
-def drain_record(drains: Sequence[DrainProgress]) -> dict[str, object]:
+def drain_record(status: Status) -> dict[str, object]:
     """Return what the drain loops of the last hour did, each since it started, added up; times are epoch ms UTC."""
-    whole = add_up_drains(drains)
+    total = add_up_loops(each.stats for each in status.loops)
     return {
-        "loops": len(drains),
-        "seen_ms": whole.seen_ms if drains else None,
-        **{name: getattr(whole, name) for name in LOOP_COUNTERS},
-        "errors": whole.errors,
-        "lateness": lateness_record(add_up(whole.topics.values())),
-        "topics": {topic: lateness_record(lateness) for topic, lateness in sorted(whole.topics.items())},
+        "loops": len(status.loops),
+        "running": len(status.running_loops()),
+        "seen_ms": max((each.seen_ms for each in status.loops), default=None),
+        **{name: getattr(total, name) for name in LOOP_COUNTERS},
+        "errors": total.errors,
+        "lateness": lateness_record(add_up_topics(total.topics.values())),
+        "topics": {topic: lateness_record(each) for topic, each in sorted(total.topics.items())},
     }
 
 
-def lateness_record(lateness: Lateness) -> dict[str, int]:
-    """Return how late how many messages came."""
+def lateness_record(stats: TopicStats) -> dict[str, int]:
+    """Return how many messages were delivered, and how late."""
     return {
-        "delivered": lateness.total(),
-        "p50_ms": lateness.within_ms(0.5),
-        "p99_ms": lateness.within_ms(0.99),
-        "max_ms": lateness.max_ms,
+        "delivered": stats.delivered,
+        "p50_ms": stats.lateness.quantile_ms(0.5),
+        "p99_ms": stats.lateness.quantile_ms(0.99),
+        "max_ms": stats.lateness.max_ms,
     }
 
 
-def drain_text(drains: Sequence[DrainProgress], now_ms: int) -> str:
-    """Return the same for eyes, with the topics of which most was delivered; ``now_ms`` is the server's clock."""
-    whole = add_up_drains(drains)
-    loops = "1 loop" if len(drains) == 1 else f"{len(drains):,} loops"
-    most = sorted(whole.topics.items(), key=lambda named: (-named[1].total(), named[0]))
+def drain_text(status: Status) -> str:
+    """Return the same for people, with the topics of which most was delivered."""
+    total = add_up_loops(each.stats for each in status.loops)
+    seen_ms = max(each.seen_ms for each in status.loops)
+    most = sorted(total.topics.items(), key=lambda named: (-named[1].delivered, named[0]))
+    seen = f"{len(status.running_loops()):,} running, seen {age_text(status.stats.now_ms - seen_ms)} ago"
     lines = [
-        f"\ndrain: {loops} in the last hour, seen {span_text(max(0, now_ms - whole.seen_ms))} ago",
-        "  " + ", ".join(f"{getattr(whole, name):,} {name}" for name in LOOP_COUNTERS),
+        f"\ndrain: {plural(len(status.loops), 'loop')} in the last hour, {seen}",
+        "  (these counters cover the listed loops; those above are lifetime totals)",
+        "  " + ", ".join(f"{getattr(total, name):,} {name.replace('_', ' ')}" for name in LOOP_COUNTERS),
     ]
-    if whole.topics:
-        lines.append(f"  lateness {add_up(whole.topics.values())}")
-    lines += [f"  topic {visible(topic)}: {late.total():,} delivered, {late}" for topic, late in most[:TOPICS_SHOWN]]
+    if total.topics:
+        lines.append(f"  lateness {add_up_topics(total.topics.values()).lateness}")
+    lines += [
+        f"  topic {visible(topic)}: {each.delivered:,} delivered, {each.lateness}"
+        for topic, each in most[:TOPICS_SHOWN]
+    ]
     if len(most) > TOPICS_SHOWN:
         lines.append(f"  and {len(most) - TOPICS_SHOWN:,} more topics, which --format json shows")
-    if whole.errors:
-        counted = sorted(whole.errors.items(), key=lambda error: -error[1])
+    if total.errors:
+        counted = sorted(total.errors.items(), key=lambda error: -error[1])
         lines.append("  failed calls: " + ", ".join(f"{count:,} {kind}" for kind, count in counted))
     return "\n".join(lines)
 
 
-SHOWN = ("scheduled", "held", "in_flight", "dead", *COUNTERS)
+def plural(count: int, noun: str) -> str:
+    """Return ``no loop``, ``1 loop`` or ``2 loops``."""
+    return f"{f'{count:,}' if count else 'no'} {noun}{'s' if count > 1 else ''}"
+
 
 if __name__ == "__main__":
     run_main("status", main)

@@ -1,151 +1,205 @@
-"""What the commands share: flags, signals, exit codes."""
+"""What the commands share: flags, the way to a namespace, logging, signals, exit codes."""
 
 import argparse
+import json
 import logging
 import os
 import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import replace
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
-from types import FrameType
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from pipeline import __version__
 from pipeline.config import RedisSettings, Settings, Value, load_settings
+from pipeline.core.clock import SystemClock
 from pipeline.core.errors import ConfigError, PipelineError, StoreError
+from pipeline.core.stop import Stop as Stop
+from pipeline.core.text import visible
 from pipeline.runtime.server import private_server
+from pipeline.store.checks import check_server
+from pipeline.store.connection import connect
+from pipeline.store.keys import Keys
+from pipeline.store.namespace import open_namespace
+from pipeline.store.shards import keys_of
 
 OWN_LOGGERS = ("pipeline", "__main__")
 EXIT_SUCCESS, EXIT_FAILURE, EXIT_USAGE = 0, 1, 2
+EXIT_CLOSED_PIPE = 128 + signal.SIGPIPE  # as a shell reports the end of any program in `… | head -1`
+
+log = logging.getLogger(__name__)
 
 
-class StopRequested(BaseException):
-    """Raised out of an interruptible wait by SIGINT or SIGTERM; no error."""
+class _Parser(argparse.ArgumentParser):
+    """Wrong use is one sentence, as every other error."""
 
-
-class Stop:
-    """SIGINT and SIGTERM as a question that loops ask: ``requested``. Waits may be cut short by it, work is not."""
-
-    def __init__(self) -> None:
-        self.requested = False
-        self._interruptible = False
-
-    def install(self) -> None:
-        """Take both signals over, for the main thread."""
-        signal.signal(signal.SIGINT, self._on_signal)
-        signal.signal(signal.SIGTERM, self._on_signal)
-
-    def __call__(self) -> bool:
-        return self.requested
-
-    def interrupting(self, wait: Callable[[], object]) -> None:
-        """Call ``wait``, and leave it at once when a stop is, or was, requested."""
-        try:
-            try:
-                self._interruptible = True
-                if not self.requested:
-                    wait()
-            finally:
-                self._interruptible = False
-        except StopRequested:
-            pass  # from anywhere above: the signal may come between two of these lines
-
-    def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        self.requested = True
-        if self._interruptible:
-            self._interruptible = False
-            raise StopRequested
+    def error(self, message: str) -> NoReturn:
+        raise ConfigError(f"{message}; see --help.")
 
 
 def new_parser(name: str, description: str) -> argparse.ArgumentParser:
     """Return a parser with the options that all jobs share."""
-    parser = argparse.ArgumentParser(
-        prog=f"./spark-submit.sh jobs/{name}.py", description=description, allow_abbrev=False
-    )
+    parser = _Parser(prog=f"./spark-submit.sh jobs/{name}.py", description=description, allow_abbrev=False)
     parser.add_argument(
-        "--redis", metavar="URL", help="redis://, rediss:// or unix:// (default: REDIS_URL, else a private server)"
+        "--redis",
+        metavar="URL",
+        help="redis://, rediss:// or unix:// (default: REDIS_URL, else the private server of this checkout)",
     )
     parser.add_argument("--namespace", metavar="NAME", help="keeps pipelines on one server apart (default: duetime)")
-    parser.add_argument("--config", metavar="FILE", type=Path, help="settings (default: conf/pipeline.toml)")
     parser.add_argument(
-        "--log-level", choices=["debug", "info", "warning", "error"], default="info", help="default: info"
+        "--config",
+        metavar="FILE",
+        type=Path,
+        help="configuration file (default: DUETIME_CONFIG, else conf/pipeline.toml)",
+    )
+    parser.add_argument(
+        "--log-level",
+        choices=["debug", "info", "warning", "error"],
+        default="info",
+        help="lowest level to log (default: info)",
+    )
+    parser.add_argument(
+        "--log-format", choices=["text", "json"], default="text", help="form of the lines on stderr (default: text)"
     )
     parser.add_argument("--version", action="version", version=f"duetime {__version__}")
     return parser
 
 
-def settings_from(arguments: argparse.Namespace, section: str, *names: str) -> Settings:
-    """Merge the flags that were given with environment and file.
+def parse_command(
+    parser: argparse.ArgumentParser, arguments: list[str], section: str, *names: str
+) -> tuple[argparse.Namespace, Settings]:
+    """Read the command line, set level and form of the log, and merge the flags with environment and file.
 
     Args:
         section: where the flags ``names`` belong; ``--redis`` and ``--namespace`` are known.
+
+    Raises:
+        ConfigError: see ``load_settings``.
     """
+    given = parser.parse_args(arguments)
+    for logger in OWN_LOGGERS:  # libraries stay at warnings
+        logging.getLogger(logger).setLevel(given.log_level.upper())
+    for handler in logging.getLogger().handlers if given.log_format == "json" else ():
+        if isinstance(handler.formatter, _LineFormatter):
+            handler.setFormatter(_JsonFormatter(handler.formatter.job))
     flags: dict[str, dict[str, Value]] = {"redis": {}, section: {}}
-    given = vars(arguments)
     for name in names:
-        if given[name] is not None:
-            flags[section][name] = given[name]
-    if arguments.redis is not None:
-        flags["redis"]["url"] = arguments.redis
-    if arguments.namespace is not None:
-        flags["redis"]["namespace"] = arguments.namespace
-    return load_settings(flags, os.environ, arguments.config)
+        if getattr(given, name) is not None:
+            flags[section][name] = getattr(given, name)
+    if given.redis is not None:
+        flags["redis"]["url"] = given.redis
+    if given.namespace is not None:
+        flags["redis"]["namespace"] = given.namespace
+    return given, load_settings(flags, os.environ, given.config)
+
+
+@dataclass(frozen=True, slots=True)
+class Connection:
+    """A namespace on a server that passed the checks."""
+
+    client: Any
+    settings: RedisSettings  # with the URL of the private server, if none is configured
+    shards: list[Keys]
+    exists: bool  # whether anything was ever stored in the namespace
 
 
 @contextmanager
-def reachable_redis(settings: Settings, stopping: Callable[[], bool]) -> Iterator[RedisSettings]:
-    """Give the Redis settings with a URL: the configured one, else of the private server, which stays up meanwhile."""
-    if settings.redis.url:
-        yield settings.redis
-        return
-    with private_server(Path(settings.local.state), stopping) as url:
-        yield replace(settings.redis, url=url)
+def open_connection(
+    settings: Settings, stopping: Callable[[], bool], *, may_create: bool, warn: bool = False
+) -> Iterator[Connection]:
+    """Give a connection to the configured server, else to the private one, which stays up meanwhile.
+
+    Args:
+        may_create: make the namespace if it is new.
+
+        warn: log what is weaker about the server than it should be; for jobs that store or deliver.
+
+    Raises:
+        ConfigError: the server or the namespace is not fit.
+        StoreError: no answer, or a stop was requested before the private server was up.
+    """
+    with ExitStack() as stack:
+        redis_settings = settings.redis
+        if not redis_settings.url:
+            url = stack.enter_context(private_server(Path(settings.local.state), stopping))
+            redis_settings = replace(redis_settings, url=url)
+        client = connect(redis_settings)
+        for warning in check_server(client, redis_settings, SystemClock()):
+            if warn:
+                log.warning("%s", warning)
+        exists = open_namespace(client, redis_settings, may_create)
+        yield Connection(client, redis_settings, keys_of(redis_settings), exists)
 
 
-def set_log_level(level: str) -> None:
-    """Set how much our own code tells; libraries stay at warnings."""
-    for logger in OWN_LOGGERS:
-        logging.getLogger(logger).setLevel(level.upper())
-
-
-def announce_ready() -> None:
-    """Tell whoever started this process that it is up, if they asked by ``DUETIME_READY_FD``."""
-    descriptor = os.environ.pop("DUETIME_READY_FD", "")
+def announce_ready(stage: str = "up") -> None:
+    """Report to the supervisor, if one asks by ``DUETIME_READY_FD``, that this job is ``open`` (its input is its own) or ``up``."""
+    descriptor = os.environ.get("DUETIME_READY_FD", "")
     if descriptor.isdigit():
         try:
-            os.write(int(descriptor), b"1\n")
-            os.close(int(descriptor))
+            os.write(int(descriptor), f"{stage}\n".encode())
         except OSError:
-            pass  # they are gone; that is noticed elsewhere
+            pass  # it is gone; that is noticed elsewhere
+
+
+class _LineFormatter(logging.Formatter):
+    """One line a record: no name of a file can forge a second one, or drive the terminal."""
+
+    def __init__(self, job: str) -> None:
+        super().__init__(f"%(asctime)s {job}: %(message)s", "%Y-%m-%d %H:%M:%SZ")
+        self.converter = time.gmtime
+        self.job = job
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - the library's name
+        if record.levelno >= logging.WARNING:
+            record.message = f"{record.levelname.lower()}: {record.message}"
+        return visible(super().formatMessage(record))
+
+    def formatException(self, ei: Any) -> str:  # noqa: N802
+        return "\n".join(map(visible, super().formatException(ei).split("\n")))
+
+
+class _JsonFormatter(_LineFormatter):
+    """One object a line, for programs that collect logs."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        time_text = f"{self.formatTime(record, '%Y-%m-%dT%H:%M:%S')}.{int(record.msecs):03d}Z"
+        fields = {"time": time_text, "level": record.levelname.lower(), "job": self.job, "logger": record.name}
+        trace = {"trace": logging.Formatter.formatException(self, record.exc_info)} if record.exc_info else {}
+        return json.dumps({**fields, "message": record.getMessage(), **trace})
 
 
 def run_main(name: str, main: Callable[[list[str], Stop], int]) -> NoReturn:
     """Run a job and turn how it ends into an exit code; an error is one sentence, never a stack trace."""
     stop = Stop()
     stop.install()
-    logging.Formatter.converter = time.gmtime  # as everything we show
-    logging.basicConfig(
-        level=logging.WARNING, format=f"%(asctime)s {name}: %(message)s", datefmt="%Y-%m-%d %H:%M:%S", stream=sys.stderr
-    )
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(_LineFormatter(name))
+    logging.basicConfig(level=logging.WARNING, handlers=[handler])
+
+    def complain(sentence: str) -> None:
+        if isinstance(handler.formatter, _JsonFormatter):
+            log.error("%s", sentence)
+        else:
+            print(f"{name}: {visible(sentence)}", file=sys.stderr)
+
     try:
         code = main(sys.argv[1:], stop)
     except ConfigError as exc:
-        print(f"{name}: {exc}", file=sys.stderr)
+        complain(str(exc))
         code = EXIT_USAGE
     except PipelineError as exc:
-        print(f"{name}: {exc}", file=sys.stderr)
+        complain(str(exc))
         # Whoever stops a job that waits for a server to start gets what they asked for.
         code = EXIT_SUCCESS if stop.requested and isinstance(exc, StoreError) else EXIT_FAILURE
     except BrokenPipeError:
-        print(f"{name}: Nobody reads the output any more.", file=sys.stderr)
-        code = EXIT_FAILURE
+        code = EXIT_CLOSED_PIPE
     except Exception as exc:
-        logging.getLogger(__name__).debug("the whole trace", exc_info=True)
-        said = next(iter(str(exc).splitlines()), "")
-        print(f"{name}: {type(exc).__name__}: {said} (unexpected; --log-level debug shows where)", file=sys.stderr)
+        log.debug("the whole trace", exc_info=True)
+        first_line = next(iter(str(exc).splitlines()), "")
+        complain(f"{type(exc).__name__}: {first_line} (unexpected; --log-level debug shows where)")
         code = EXIT_FAILURE
     except KeyboardInterrupt:  # Spark takes SIGINT over while it starts
         code = EXIT_SUCCESS

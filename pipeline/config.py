@@ -1,25 +1,39 @@
-"""One frozen tree of settings: flags over environment over ``conf/pipeline.toml`` over the defaults below.
+"""One frozen tree of settings: flags over environment over a configuration file over the defaults below.
 
 The defaults here are their one home; ``conf/pipeline.toml`` repeats each with its unit for the reader, and a test holds the two
-together. Unknown keys are refused. A name that ends in ``_ms``, ``_sec`` or ``_bytes`` carries that unit.
+together. ``load_settings`` checks each value against its type here, and refuses unknown keys. A name that ends in ``_ms``,
+``_sec`` or ``_bytes`` carries that unit.
 """
 
 import os
 import re
 import tomllib
-from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, get_args
+from typing import Annotated, Any, Literal, get_args, get_type_hints
+
+import msgspec
+from msgspec import Meta
 
 from pipeline.core.errors import ConfigError
+from pipeline.sinks import SinkName
 
 ROOT = Path(__file__).resolve().parents[1]
 ENV_PREFIX = "DUETIME_"
-NAMESPACE_CHARACTERS = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._-")
-SINKS = ("screen", "stream")
+# Variables with a meaning of their own; the last one only for the tests.
+NO_SETTINGS = frozenset({"DUETIME_CONFIG", "DUETIME_READY_FD", "DUETIME_SAMPLE", "DUETIME_TEST_SERVER"})
+NAME_PATTERN = r"\A[A-Za-z0-9._-]{1,64}\Z"
+NAME_RULE = "1 to 64 of A-Z a-z 0-9 . _ -"
 
 Value = str | int | float | bool
+# The description is the end of "… must be", when a value of the right type is out of its range.
+Name = Annotated[str, Meta(pattern=NAME_PATTERN, description=NAME_RULE)]
+LocalFolder = Annotated[str, Meta(pattern=r"(?s)\A(?!.*://).", description="a local or mounted folder")]
+Positive = Annotated[int, Meta(gt=0, description="greater than 0")]
+ZeroIsOff = Annotated[int, Meta(ge=0, description="0 (off) or more")]
+LeaseSec = Annotated[float, Meta(ge=0.1, le=86_400, description="0.1 to 86400")]
+SINKS = get_args(SinkName)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,123 +41,73 @@ class RedisSettings:
     """Where the messages are kept and how long to wait for an answer."""
 
     url: str = field(default="", repr=False)
-    namespace: str = "duetime"
-    shards: int = 1
-    connect_timeout_ms: int = 2_000
-    reply_timeout_ms: int = 10_000
-    clock_skew_ms_max: int = 1_000
-
-    def __post_init__(self) -> None:
-        if not self.namespace or not NAMESPACE_CHARACTERS.issuperset(self.namespace) or len(self.namespace) > 64:
-            raise ConfigError(f"redis.namespace must be 1 to 64 of A-Z a-z 0-9 . _ -, but is {self.namespace!r}.")
-        if not 1 <= self.shards <= 64:
-            raise ConfigError(f"redis.shards must be 1 to 64, but is {self.shards}.")
-        _require_positive("redis", self, "connect_timeout_ms", "reply_timeout_ms", "clock_skew_ms_max")
+    namespace: Name = "duetime"
+    shards: Annotated[int, Meta(ge=1, le=64, description="1 to 64")] = 1
+    connect_timeout_ms: Positive = 2_000
+    reply_timeout_ms: Positive = 10_000
+    clock_skew_ms_max: Positive = 1_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IngestSettings:
     """What is read, where its traces go, and in which portions."""
 
-    source: str = "files"
-    input: str = "inbox"
+    source: Literal["files", "socket"] = "files"
+    input: Annotated[str, Meta(min_length=1, description="a folder or its URL")] = "inbox"
     host: str = "127.0.0.1"
-    port: int = 9999
+    port: Annotated[int, Meta(ge=1, le=65_535, description="1 to 65535")] = 9999
     checkpoint: str = ""
-    rejects: str = "rejects"
+    rejects: LocalFolder = "rejects"
     trigger: str = "100 milliseconds"
-    max_bytes_per_trigger: int = 256 * 1024 * 1024
-    segment_bytes: int = 8 * 1024 * 1024
-    transaction_messages: int = 5_000
+    max_bytes_per_trigger: Positive = 256 * 1024 * 1024
+    segment_bytes: Positive = 8 * 1024 * 1024
+    transaction_messages: Positive = 5_000
     wait_for_disk: bool = False
-    settle_ms: int = 1_000
-    socket_roll_ms: int = 100
-    fence_keep_sec: int = 3_600
-    checkpoint_files_max: int = 10_000
-
-    def __post_init__(self) -> None:
-        if self.source not in ("files", "socket"):
-            raise ConfigError(f"ingest.source must be files or socket, but is {self.source!r}.")
-        if not 1 <= self.port <= 65_535:
-            raise ConfigError(f"ingest.port must be 1 to 65535, but is {self.port}.")
-        if not self.input or not self.rejects:
-            raise ConfigError("ingest.input and ingest.rejects must name a folder.")
-        if "://" in self.rejects:
-            raise ConfigError(f"ingest.rejects must be a local or mounted folder, but is {self.rejects!r}.")
-        _require_positive("ingest", self, "max_bytes_per_trigger", "segment_bytes", "transaction_messages", "settle_ms")
-        _require_positive("ingest", self, "socket_roll_ms", "fence_keep_sec", "checkpoint_files_max")
+    quiet_period_ms: Positive = 1_000
+    socket_roll_ms: Positive = 100
+    marker_keep_sec: Positive = 3_600
+    checkpoint_files_max: Positive = 10_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrainSettings:
     """How messages are claimed and shown."""
 
-    sink: str = "screen"
-    format: str = "text"
-    lease_sec: float = 30.0
-    claim_limit: int = 500
-    claim_bytes_max: int = 4 * 1024 * 1024
-    wait_ms_max: int = 1_000
-    id_memory_sec: int = 86_400
-    max_rate: int = 0
-    topics_max: int = 100
-    metrics_host: str = "127.0.0.1"
-    metrics_port: int = 0
-
-    def __post_init__(self) -> None:
-        _require_sink("drain", self.sink)
-        if self.format not in ("text", "json"):
-            raise ConfigError(f"drain.format must be text or json, but is {self.format!r}.")
-        if not 0.1 <= self.lease_sec <= 86_400:
-            raise ConfigError(f"drain.lease_sec must be 0.1 to 86400, but is {self.lease_sec}.")
-        if not 1 <= self.claim_limit <= 5_000:
-            raise ConfigError(f"drain.claim_limit must be 1 to 5000, but is {self.claim_limit}.")
-        if self.max_rate < 0:
-            raise ConfigError(f"drain.max_rate must be 0 (no limit) or more, but is {self.max_rate}.")
-        if not self.metrics_host:
-            raise ConfigError("drain.metrics_host must name an address of this machine.")
-        if not 0 <= self.metrics_port <= 65_535:
-            raise ConfigError(f"drain.metrics_port must be 0 (off) to 65535, but is {self.metrics_port}.")
-        if not 1 <= self.topics_max <= 1_000:
-            raise ConfigError(f"drain.topics_max must be 1 to 1000, but is {self.topics_max}.")
-        _require_positive("drain", self, "claim_bytes_max", "wait_ms_max", "id_memory_sec")
+    sink: SinkName = "screen"
+    format: Literal["text", "json"] = "text"
+    lease_sec: LeaseSec = 30.0
+    claim_limit: Annotated[int, Meta(ge=1, le=5_000, description="1 to 5000")] = 500
+    claim_bytes_max: Positive = 4 * 1024 * 1024
+    wait_ms_max: Positive = 1_000
+    id_retention_sec: Positive = 86_400
+    max_rate: ZeroIsOff = 0
+    topics_max: Annotated[int, Meta(ge=1, le=1_000, description="1 to 1000")] = 100
+    metrics_host: Annotated[str, Meta(min_length=1, description="an address of this machine")] = "127.0.0.1"
+    metrics_port: Annotated[int, Meta(ge=0, le=65_535, description="0 (off) to 65535")] = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopicSettings:
     """What happens to the messages of a topic when they are due, and to those that a consumer could not handle."""
 
-    sink: str = ""
-    max_rate: int = 0
-    expire_after_sec: int = 0
-    retain_messages: int = 1_000_000
-    retain_sec: int = 604_800
+    sink: Literal["", SinkName] = ""
+    max_rate: ZeroIsOff = 0
+    expire_after_sec: ZeroIsOff = 0
+    retain_messages: ZeroIsOff = 1_000_000
+    retain_sec: ZeroIsOff = 604_800
     trim_unread: bool = False
-    lease_sec: float = 30.0
-    attempts_max: int = 5
-    backoff_ms: int = 1_000
-    backoff_ms_max: int = 600_000
-
-    def __post_init__(self) -> None:
-        if self.sink:
-            _require_sink("topics", self.sink)
-        for key in ("max_rate", "expire_after_sec", "retain_messages", "retain_sec"):
-            if getattr(self, key) < 0:
-                raise ConfigError(f"topics.{key} must be 0 (off) or more, but is {getattr(self, key)}.")
-        if not 0.1 <= self.lease_sec <= 86_400:
-            raise ConfigError(f"topics.lease_sec must be 0.1 to 86400, but is {self.lease_sec}.")
-        _require_positive("topics", self, "attempts_max", "backoff_ms", "backoff_ms_max")
+    lease_sec: LeaseSec = 30.0
+    handler_timeout_sec: ZeroIsOff = 3_600
+    attempts_max: Positive = 5
+    backoff_ms: Positive = 1_000
+    backoff_ms_max: Positive = 600_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalSettings:
     """What this checkout keeps on the machine it runs on."""
 
-    state: str = ".duetime"
-
-    def __post_init__(self) -> None:
-        if not self.state or "://" in self.state:
-            raise ConfigError(f"local.state must name a local folder, but is {self.state!r}.")
+    state: LocalFolder = ".duetime"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,6 +119,8 @@ class Settings:
     drain: DrainSettings = field(default_factory=DrainSettings)
     topics: TopicSettings = field(default_factory=TopicSettings)
     topic: Mapping[str, TopicSettings] = field(default_factory=dict)
+    # What the user said of topics, by topic or ALL_TOPICS; the namespace may say something else, and then this is refused.
+    given: Mapping[str, Mapping[str, Value]] = field(default_factory=dict)
     local: LocalSettings = field(default_factory=LocalSettings)
 
     def of_topic(self, topic: str) -> TopicSettings:
@@ -163,15 +129,13 @@ class Settings:
         return settings if settings.sink else replace(settings, sink=self.drain.sink)
 
 
-SECTIONS: dict[str, type] = {
-    "redis": RedisSettings,
-    "ingest": IngestSettings,
-    "drain": DrainSettings,
-    "topics": TopicSettings,
-    "local": LocalSettings,
-}
+ALL_TOPICS = "*"  # in the place of a topic's name
 TOPIC = "topic"  # the section that holds a table for each topic that has settings of its own
+SECTIONS = {name: type_ for name, type_ in get_type_hints(Settings).items() if name not in (TOPIC, "given")}
 PATHS = {("ingest", "checkpoint"), ("ingest", "rejects"), ("ingest", "input"), ("local", "state")}
+_HINTS = {section: get_type_hints(type_, include_extras=True) for section, type_ in SECTIONS.items()}
+_NOUNS = {str: "a string", bool: "true or false", int: "a whole number", float: "a number"}
+_UNITS = {"ms": " of milliseconds", "sec": " of seconds", "bytes": " of bytes"}
 
 
 def load_settings(
@@ -184,25 +148,51 @@ def load_settings(
 
         environ: the process environment; ``REDIS_URL`` and ``DUETIME_<SECTION>_<KEY>`` count.
 
-        file: a TOML file; None means ``conf/pipeline.toml`` of this checkout, if there is one.
+        file: a TOML file; None means that of ``DUETIME_CONFIG``, else ``conf/pipeline.toml`` of this checkout, else
+            ``pipeline.toml`` in the working directory.
 
     Raises:
-        ConfigError: a file that can't be read, an unknown key, or a value out of its range.
+        ConfigError: no file, one that can't be read, an unknown key or variable, or a value out of its range.
     """
-    merged: dict[str, dict[str, Any]] = {section: {} for section in SECTIONS}
-    from_file, topics = _read_file(file)
-    for layer, base in ((from_file, ROOT), (_read_environ(environ), ROOT), (flags, Path.cwd())):
+    home = ROOT if ROOT.is_dir() else Path.cwd()  # the program may be in an archive
+    path = _find_file(file, environ)
+    text, from_file = _read_file(path)
+    merged: dict[str, dict[str, Any]] = {section: {} for section in (*SECTIONS, *from_file)}
+    for section, key in PATHS:
+        merged[section][key] = _resolve_path(getattr(SECTIONS[section](), key), home)
+    layers: tuple[tuple[Mapping[str, Mapping[str, Any]], Path, bool, Callable[[str, str], str]], ...] = (
+        (from_file, home, False, lambda section, key: f" ({path}{_line_of(text, section, key)})"),
+        (
+            _read_environ(environ),
+            home,
+            True,
+            lambda section, key: f" (from {ENV_PREFIX}{section.upper()}_{key.upper()})",
+        ),
+        (flags, Path.cwd(), True, lambda section, key: ""),
+    )
+    given: dict[str, dict[str, Value]] = {}
+    for layer, base, is_text, origin in layers:
         for section, values in layer.items():
             for key, value in values.items():
-                checked = _check_type(section, key, value)
-                if (section, key) in PATHS:
-                    checked = _resolve_path(str(checked), base)
-                merged[section][key] = checked
-    for section, key in PATHS:
-        default = next(f.default for f in fields(SECTIONS[section]) if f.name == key)
-        merged[section].setdefault(key, _resolve_path(str(default), ROOT))
-    sections = {section: SECTIONS[section](**values) for section, values in merged.items()}
-    return Settings(**sections, topic={name: _topic_settings(name, own, merged) for name, own in topics.items()})
+                checked = _convert(section, key, value, is_text, origin)
+                merged[section][key] = _resolve_path(checked, base) if (section, key) in PATHS else checked
+                topic = _topic_of(section, key)
+                if topic and checked != "" and (is_text or topic != ALL_TOPICS or checked != _default(section, key)):
+                    given.setdefault(topic, {})[key] = checked
+    sections = {section: type_(**merged[section]) for section, type_ in SECTIONS.items()}
+    own = {name: values for section, values in merged.items() if (name := section.removeprefix(f"{TOPIC}.")) != section}
+    topics = {name: TopicSettings(**merged["topics"] | values) for name, values in own.items()}
+    return Settings(**sections, topic=topics, given=given)
+
+
+def convert_topic_setting(key: str, text: str) -> Value:
+    """Return the value of a setting of topics that is given as text.
+
+    Raises:
+        ConfigError: there is no such setting, or the value is out of its range.
+    """
+    value: Value = _convert("topics", key, text, True, lambda section, key: "")
+    return value
 
 
 def check_name(kind: str, name: str) -> str:
@@ -211,17 +201,9 @@ def check_name(kind: str, name: str) -> str:
     Raises:
         ConfigError: it has other characters, or too many.
     """
-    if not name or not NAMESPACE_CHARACTERS.issuperset(name) or len(name) > 64:
-        raise ConfigError(f"A {kind} has 1 to 64 of A-Z a-z 0-9 . _ - as its name, so it can't be {name!r}.")
+    if not re.match(NAME_PATTERN, name):
+        raise ConfigError(f"A {kind} has {NAME_RULE} as its name, so it can't be {name!r}.")
     return name
-
-
-def _topic_settings(topic: str, own: object, merged: Mapping[str, Mapping[str, Any]]) -> TopicSettings:
-    check_name("topic", topic)
-    if not isinstance(own, dict):
-        raise ConfigError(f"topic.{topic} must be a table of settings: [topic.{topic}].")
-    checked = {key: _check_type("topics", key, value) for key, value in own.items()}
-    return TopicSettings(**{**merged["topics"], **checked})
 
 
 def redact_url(url: str) -> str:
@@ -232,67 +214,94 @@ def redact_url(url: str) -> str:
     return re.sub(r"(?<=[?&]password=)[^&]*", "***", shown)
 
 
-def _read_file(file: Path | None) -> tuple[Mapping[str, Mapping[str, Value]], Mapping[str, object]]:
-    """Return the sections, and the tables of single topics."""
-    path = file or ROOT / "conf" / "pipeline.toml"
-    if file is None and not path.exists():
-        return {}, {}
+def _topic_of(section: str, key: str) -> str:
+    """Return whose topic's setting this is, ALL_TOPICS, or "" if it is about something else."""
+    if section == "topics" or (section, key) == ("drain", "sink"):
+        return ALL_TOPICS
+    return section.removeprefix(f"{TOPIC}.") if section.startswith(f"{TOPIC}.") else ""
+
+
+def _default(section: str, key: str) -> Value:
+    value: Value = getattr(SECTIONS[section](), key)
+    return value
+
+
+def _find_file(file: Path | None, environ: Mapping[str, str]) -> Path:
+    if file or environ.get("DUETIME_CONFIG"):
+        return file or Path(environ["DUETIME_CONFIG"])
+    places = (ROOT / "conf" / "pipeline.toml", Path.cwd() / "pipeline.toml")  # the second: spark-submit --files
+    for place in places:
+        if place.exists():
+            return place
+    known = " or ".join(map(str, places))
+    raise ConfigError(f"There is no configuration file at {known}; name one with --config or DUETIME_CONFIG.")
+
+
+def _read_file(path: Path) -> tuple[str, dict[str, dict[str, Any]]]:
+    """Return the text, and its tables by section, with ``topic.<name>`` for each topic."""
     try:
-        content = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as exc:
-        raise ConfigError(f"The configuration file {path} can't be read ({exc}); name another with --config.") from exc
+        text = path.read_text(encoding="utf-8")
+        content = tomllib.loads(text)
     except tomllib.TOMLDecodeError as exc:
         raise ConfigError(f"The configuration file {path} is not valid TOML: {exc}.") from exc
-    for section, values in content.items():
-        if section not in (*SECTIONS, TOPIC) or not isinstance(values, dict):
-            raise ConfigError(f"{path} has an unknown section [{section}]; known are {', '.join((*SECTIONS, TOPIC))}.")
-    return {section: values for section, values in content.items() if section != TOPIC}, content.get(TOPIC, {})
+    except (OSError, UnicodeDecodeError) as exc:
+        raise ConfigError(f"The configuration file {path} can't be read ({exc}); name another with --config.") from exc
+    for section in content.keys() - {*SECTIONS, TOPIC}:
+        raise ConfigError(f"{path} has an unknown section [{section}]; known are {', '.join((*SECTIONS, TOPIC))}.")
+    topics = content.get(TOPIC)
+    if isinstance(topics, dict):
+        del content[TOPIC]
+        content |= {f"{TOPIC}.{check_name('topic', name)}": own for name, own in topics.items()}
+    for section, table in content.items():
+        if not isinstance(table, dict):
+            raise ConfigError(f"{section} must be a table of settings in {path}: [{section}].")
+    return text, content
 
 
-def _read_environ(environ: Mapping[str, str]) -> dict[str, dict[str, Value]]:
-    layer: dict[str, dict[str, Value]] = {section: {} for section in SECTIONS}
+def _line_of(text: str, section: str, key: str) -> str:
+    """Return ``, line N`` where a key stands in a file; "" where it is written in an unusual way."""
+    header = r"\.[\"']?".join(map(re.escape, section.split(".", 1)))
+    found = re.search(rf"(?ms)^\[{header}[\"']?\](?:(?!^\[).)*?^{re.escape(key)}\s*=", text)
+    return f", line {text.count(chr(10), 0, found.end()) + 1}" if found else ""
+
+
+def _read_environ(environ: Mapping[str, str]) -> dict[str, dict[str, str]]:
+    layer: dict[str, dict[str, str]] = {section: {} for section in SECTIONS}
     if environ.get("REDIS_URL"):
         layer["redis"]["url"] = environ["REDIS_URL"]
-    for name, text in environ.items():
-        for section in SECTIONS:
-            prefix = f"{ENV_PREFIX}{section.upper()}_"
-            if name.startswith(prefix):
-                layer[section][name.removeprefix(prefix).lower()] = text
+    for name in sorted(name for name in environ.keys() - NO_SETTINGS if name.startswith(ENV_PREFIX)):
+        section, _, key = name.removeprefix(ENV_PREFIX).lower().partition("_")
+        if section == TOPIC:
+            raise ConfigError(f"{name} is not supported; write the settings of one topic into the configuration file.")
+        if section not in SECTIONS:
+            known = ", ".join(SECTIONS)
+            raise ConfigError(f"{name} names no setting; write {ENV_PREFIX}<SECTION>_<KEY>, with a section of {known}.")
+        layer[section][key] = environ[name]
     return layer
 
 
-def _check_type(section: str, key: str, value: Value) -> Value:
-    """Return ``value`` as the type of the setting; text is parsed, since flags and environment are text."""
-    expected = next((f.type for f in fields(SECTIONS[section]) if f.name == key), None)
-    if expected is None:
-        known = ", ".join(f.name for f in fields(SECTIONS[section]))
-        raise ConfigError(f"There is no setting {section}.{key}; [{section}] knows {known}.")
-    wanted = expected if isinstance(expected, type) else get_args(expected)[0]
-    if wanted is str and isinstance(value, str):
-        return value
-    if wanted is bool and (isinstance(value, bool) or value in ("true", "false")):
-        return value in (True, "true")
-    if wanted in (int, float) and not isinstance(value, bool) and not (wanted is int and isinstance(value, float)):
-        try:
-            return int(value) if wanted is int else float(value)
-        except ValueError:
-            pass
-    raise ConfigError(f"{section}.{key} must be of type {wanted.__name__}, but is {value!r}.")
+def _convert(section: str, key: str, value: object, is_text: bool, origin: Callable[[str, str], str]) -> Any:
+    """Return the value as the type of its setting; text is parsed, since flags and environment are text."""
+    hints = _HINTS["topics" if section.startswith(f"{TOPIC}.") else section]
+    if key not in hints:
+        known = ", ".join(hints)
+        raise ConfigError(
+            f"There is no setting {section}.{key}{origin(section, key)}; those of [{section}] are {known}."
+        )
+    try:
+        return msgspec.convert(value, hints[key], strict=not is_text)
+    except msgspec.ValidationError as exc:
+        kind = getattr(hints[key], "__origin__", hints[key])
+        if kind is Literal:
+            wanted = " or ".join(filter(None, get_args(hints[key])))
+        elif "`, got `" in str(exc):
+            unit = re.search(r"_(ms|sec|bytes)(_max)?$", key)
+            wanted = _NOUNS[kind] + (_UNITS[unit[1]] if unit else "")
+        else:
+            wanted = hints[key].__metadata__[0].description
+        raise ConfigError(f"{section}.{key} must be {wanted}, but is {value!r}{origin(section, key)}.") from exc
 
 
 def _resolve_path(text: str, base: Path) -> str:
     """Make a local path absolute; "" stays "not given" and a URL such as hdfs://… stays as it is."""
-    if not text or "://" in text:
-        return text
-    return os.path.normpath(base / Path(text).expanduser())
-
-
-def _require_sink(section: str, sink: str) -> None:
-    if sink not in SINKS:
-        raise ConfigError(f"{section}.sink must be {' or '.join(SINKS)}, but is {sink!r}.")
-
-
-def _require_positive(section: str, settings: Any, *keys: str) -> None:
-    for key in keys:
-        if not getattr(settings, key) > 0:
-            raise ConfigError(f"{section}.{key} must be greater than 0, but is {getattr(settings, key)}.")
+    return text if not text or "://" in text else os.path.normpath(base / Path(text).expanduser())

@@ -1,17 +1,56 @@
-"""A real server for tests: on a unix socket in a folder of its own, durable as the private server is."""
+"""A real server for tests: on a unix socket in a folder of its own, durable as the private server is.
 
+``DUETIME_TEST_SERVER`` names another server program, such as Debian's ``/usr/bin/redis-server``. Code under test connects by
+``RealServer.url`` as a user that has no more rights than ``docs/operations.md`` asks for; tests themselves use ``client()``, which
+may do everything.
+"""
+
+import os
+import re
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from threading import Event
 
+import pytest
 import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
 
 from pipeline.runtime.server import find_server_program
 
 DURABLE = ("--appendonly", "yes", "--appendfsync", "always")
+USER = "duetime"
+SINCE_7_2 = ("+waitaof", "+client|setinfo")
+OPERATIONS = Path(__file__).resolve().parents[1] / "docs" / "operations.md"
+
+
+def server_program() -> str:
+    """Return the server that the tests run on."""
+    return os.environ.get("DUETIME_TEST_SERVER") or str(find_server_program())
+
+
+@cache
+def server_version() -> tuple[int, ...]:
+    """Return the version of that server as Redis counts; Valkey is newer than any."""
+    said = subprocess.run([server_program(), "--version"], capture_output=True, text=True, check=True).stdout
+    found = re.search(r"Redis server v=(\d+)\.(\d+)", said)
+    return tuple(map(int, found.groups())) if found else (99,)
+
+
+needs_waitaof = pytest.mark.skipif(
+    bool(os.environ.get("DUETIME_TEST_SERVER")) and server_version() < (7, 2), reason="Redis 7.0 has no WAITAOF"
+)
+
+
+def user_rights() -> list[str]:
+    """Return the rights that the documentation gives a user, for every namespace instead of one."""
+    [rights] = re.findall(rf"ACL SETUSER {USER} on >\S+ (.*?)\n\n", OPERATIONS.read_text(encoding="utf-8"), re.S)
+    found = rights.replace("\\\n", " ").replace("{duetime:*}", "{*:*}").split()
+    return [right for right in found if right not in SINCE_7_2 or server_version() >= (7, 2)]
 
 
 class RealServer:
@@ -19,23 +58,15 @@ class RealServer:
 
     def __init__(self, folder: Path, *options: str) -> None:
         self.folder = folder
-        self.url = f"unix://{folder}/s"
+        self.url = f"unix://{USER}:{USER}@{folder}/s"
         self._options = options or DURABLE
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        command = [
-            str(find_server_program()),
-            "--port",
-            "0",
-            "--unixsocket",
-            f"{self.folder}/s",
-            "--dir",
-            str(self.folder),
-            "--save",
-            "",
-        ]
-        self._process = subprocess.Popen([*command, *self._options], stdout=subprocess.DEVNULL)
+        socket, folder = f"{self.folder}/s", str(self.folder)
+        command = [server_program(), "--port", "0", "--unixsocket", socket, "--dir", folder, "--save", ""]
+        user = ["--user", USER, "on", f">{USER}", *user_rights()]
+        self._process = subprocess.Popen([*command, *user, *self._options], stdout=subprocess.DEVNULL)
         self._wait_until_it_answers()
 
     def kill(self) -> None:
@@ -45,7 +76,8 @@ class RealServer:
         self._process.wait()
 
     def client(self) -> "redis.Redis":
-        return redis.Redis.from_url(self.url)
+        """Connect as the default user, who may do everything."""
+        return redis.Redis(unix_socket_path=f"{self.folder}/s", retry=Retry(NoBackoff(), 0))
 
     def _wait_until_it_answers(self) -> None:
         for _ in range(500):
@@ -55,6 +87,7 @@ class RealServer:
             except redis.exceptions.AuthenticationError:
                 return
             except redis.exceptions.RedisError:
+                assert self._process is not None and self._process.poll() is None, "the server ended at once"
                 Event().wait(0.01)
         raise AssertionError("the server did not answer within 5 seconds")
 

@@ -1,6 +1,8 @@
 """How a job ends: exit codes, sentences, signals."""
 
+import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -9,8 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.cli import Stop, run_main
+from pipeline.cli import Stop, new_parser, open_connection, parse_command, run_main
+from pipeline.config import RedisSettings, Settings
 from pipeline.core.errors import ConfigError, PipelineError, SinkClosed, StoreUnavailable
+from tests.servers import real_server
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -79,7 +83,7 @@ def test_a_signal_ends_a_wait_at_once_and_work_never(number: int) -> None:
     assert stop.requested
     os.kill(os.getpid(), number)
     done.append("work goes on")
-    stop.interrupting(lambda: done.append("a wait is not even begun"))
+    stop.interrupting(lambda: done.append("a wait is not even started"))
     assert done == ["work goes on"]
 
 
@@ -130,10 +134,103 @@ def test_output_that_nobody_reads_any_more_is_no_trace_at_the_end() -> None:
     assert ended.stderr == b""
 
 
-def test_more_output_than_anybody_reads_is_told_in_a_sentence() -> None:
+def test_more_output_than_anybody_reads_ends_as_other_programs_do() -> None:
     code = "from pipeline.cli import run_main\nrun_main('job', lambda arguments, stop: [print('x') for _ in range(99_999)] and 0)"
     command = f'{sys.executable} -c "$1" | head -1; exit ${{PIPESTATUS[0]}}'
     ended = subprocess.run(
         ["bash", "-c", command, "-", code], cwd=ROOT, capture_output=True, text=True, timeout=30, check=False
     )
-    assert (ended.returncode, ended.stdout, ended.stderr) == (1, "x\n", "job: Nobody reads the output any more.\n")
+    assert (ended.returncode, ended.stdout, ended.stderr) == (141, "x\n", "")
+
+
+def test_a_name_in_a_log_line_or_an_error_forges_no_line_and_drives_no_terminal() -> None:
+    code = """
+import logging
+from pipeline.cli import run_main
+from pipeline.core.errors import ConfigError
+
+def main(arguments, stop):
+    name = "a\\x1b[2J\\nforged: all is well"
+    logging.getLogger("pipeline").warning("left %s where it is", name)
+    try:
+        raise ValueError("\\x1b[2J")
+    except ValueError:
+        logging.getLogger("pipeline").warning("with its trace", exc_info=True)
+    raise ConfigError(f"Rename {name}.")
+
+run_main("job", main)
+"""
+    ended = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, timeout=30, check=False)
+    lines = ended.stderr.decode().split("\n")
+    assert ended.returncode == 2
+    assert lines[0].endswith(r"left a\x1b[2J\nforged: all is well where it is")
+    assert lines[2].startswith("Traceback")
+    assert lines[-3:] == [r"ValueError: \x1b[2J", r"job: Rename a\x1b[2J\nforged: all is well.", ""]
+    assert b"\x1b" not in ended.stderr
+
+
+def test_only_who_stores_or_delivers_warns_of_a_weak_server(caplog: pytest.LogCaptureFixture) -> None:
+    with real_server("--appendonly", "no") as server:
+        settings = Settings(redis=RedisSettings(url=server.url))
+        with open_connection(settings, lambda: False, may_create=False) as connection:
+            assert (len(connection.client.time()), connection.exists, len(connection.shards)) == (2, False, 1)
+        assert caplog.messages == []
+        with open_connection(settings, lambda: False, may_create=True, warn=True) as connection:
+            assert connection.exists
+        assert [message.partition(",")[0] for message in caplog.messages] == ["Redis keeps no append-only file"]
+
+
+def test_a_command_knows_its_flags_the_environment_and_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "own.toml").write_text("[ingest]\nport = 1\nhost = 'from-file'\n")
+    monkeypatch.setenv("REDIS_URL", "redis://127.0.0.1:1")
+    parser = new_parser("ingest", "")
+    parser.add_argument("--port")
+    parser.add_argument("--host")
+    arguments = ["--config", str(tmp_path / "own.toml"), "--port", "2", "--namespace", "mine"]
+    given, settings = parse_command(parser, arguments, "ingest", "port", "host")
+    assert (given.port, settings.ingest.port, settings.ingest.host) == ("2", 2, "from-file")
+    assert (settings.redis.namespace, settings.redis.url) == ("mine", "redis://127.0.0.1:1")
+
+
+LOGGING_JOB = """
+import logging
+from pipeline.cli import new_parser, parse_command, run_main
+from pipeline.core.errors import StoreUnavailable
+
+def main(arguments, stop):
+    parse_command(new_parser("job", ""), arguments, "redis")
+    log = logging.getLogger("pipeline.some")
+    log.info("all is %s", "well")
+    log.warning("not so \\x1b good")
+    raise StoreUnavailable("Redis does not answer.")
+
+run_main("job", main)
+"""
+
+
+def lines_of_job(*arguments: str) -> list[str]:
+    command = [sys.executable, "-c", LOGGING_JOB, *arguments]
+    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=30, check=False)
+    assert (ended.returncode, ended.stdout) == (2 if "--nonsense" in arguments else 1, "")
+    return ended.stderr.splitlines()
+
+
+def test_a_log_line_has_its_zone_and_from_warnings_on_its_level() -> None:
+    fine, bad, last = lines_of_job()
+    assert re.fullmatch(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\dZ job: all is well", fine)
+    assert bad.endswith(r"Z job: warning: not so \x1b good")
+    assert last == "job: Redis does not answer."
+
+
+def test_a_log_of_json_has_all_of_it() -> None:
+    fine, bad, last = (json.loads(line) for line in lines_of_job("--log-format", "json"))
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", fine.pop("time"))
+    assert fine == {"level": "info", "job": "job", "logger": "pipeline.some", "message": "all is well"}
+    assert (bad["level"], bad["message"]) == ("warning", "not so \x1b good")
+    assert (last["level"], last["message"]) == ("error", "Redis does not answer.")
+
+
+def test_wrong_use_is_one_sentence() -> None:
+    assert lines_of_job("--nonsense") == ["job: unrecognized arguments: --nonsense; see --help."]

@@ -2,9 +2,8 @@
 
 import ast
 import re
+from collections.abc import Callable
 from pathlib import Path
-
-import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 PIPELINE = ROOT / "pipeline"
@@ -12,26 +11,24 @@ SOURCES = sorted(PIPELINE.rglob("*.py"))
 JOBS = sorted((ROOT / "jobs").glob("*.py"))
 BENCH = sorted((ROOT / "bench").glob("*.py"))
 SCRIPTS = sorted((PIPELINE / "store" / "lua").glob("*.lua"))
+INCLUDES = sorted((PIPELINE / "store" / "lua" / "include").glob("*.lua"))
 LINES_MAX, FUNCTION_LINES_MAX = 310, 75
+LONGER = {"consumer.py": 370}  # one state machine: two modules that reach into each other are harder to read
 
-# What a folder (or module) of pipeline/ may import of the others, itself aside.
+ARCHITECTURE = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+READING_PATH_LINES_MAX = 3_000
+MARKDOWN_LINE_MAX = 100
+
+# What a folder (or module) of pipeline/ may import of the others, itself aside, as docs/architecture.md says.
 FLOORS = {
-    "core": set(),
-    "config": {"core"},
-    "store": {"core", "config"},
-    "sinks": {"core"},
-    "landing": {"core"},
-    "runtime": {"core", "config"},
-    "ingest": {"core", "config", "store", "landing"},
-    "drain": {"core", "config", "store", "sinks"},
-    "consume": {"core", "config", "store"},
-    "cli": {"core", "config", "runtime"},
+    part: set() if others == "nothing" else set(others.split(", "))
+    for part, others in re.findall(r"^\| `(\w+)` \| ([\w, ]+) \|", ARCHITECTURE, re.M)
 }
 # The only places for some libraries.
 HOMES = {
     "redis": {"store"},
     "pyspark": {"ingest"},
-    "pyarrow": {"ingest"},
+    "pyarrow": {"ingest", "store"},  # in store/resp.py alone, which frames what ingest has as columns
     "numpy": {"ingest"},
     "inotify_simple": {"landing"},
     "tqdm": {"ingest"},
@@ -55,24 +52,35 @@ def imports_of(path: Path) -> set[str]:
     return found
 
 
-def identifiers(paths: list[Path]) -> list[str]:
-    return [str(path.relative_to(ROOT)) for path in paths]
+def broken(rule: Callable[[Path], None], paths: list[Path]) -> dict[str, str]:
+    """Return what a rule has to say of each file that breaks it."""
+    said = {}
+    for path in paths:
+        try:
+            rule(path)
+        except AssertionError as error:
+            said[str(path.relative_to(ROOT))] = str(error)
+    return said
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=identifiers(SOURCES))
-def test_a_module_imports_only_from_the_floors_below(path: Path) -> None:
-    floor = floor_of(path)
-    if floor == "__init__":
-        return
-    ours = {name.split(".")[1] for name in imports_of(path) if name.startswith("pipeline.")}
-    assert ours - FLOORS[floor] - {floor} == set()
+def test_a_module_imports_only_from_the_floors_below() -> None:
+    def rule(path: Path) -> None:
+        floor = floor_of(path)
+        if floor == "__init__":
+            return
+        ours = {name.split(".")[1] for name in imports_of(path) if name.startswith("pipeline.")}
+        assert ours - FLOORS[floor] - {floor} == set()
+
+    assert broken(rule, SOURCES) == {}
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=identifiers(SOURCES))
-def test_libraries_stay_where_they_belong(path: Path) -> None:
-    libraries = {name.split(".")[0] for name in imports_of(path)}
-    strangers = {library for library in libraries & HOMES.keys() if floor_of(path) not in HOMES[library]}
-    assert strangers == set()
+def test_libraries_stay_where_they_belong() -> None:
+    def rule(path: Path) -> None:
+        libraries = {name.split(".")[0] for name in imports_of(path)}
+        strangers = {library for library in libraries & HOMES.keys() if floor_of(path) not in HOMES[library]}
+        assert strangers == set()
+
+    assert broken(rule, SOURCES) == {}
 
 
 def test_core_uses_the_standard_library_alone() -> None:
@@ -83,26 +91,30 @@ def test_core_uses_the_standard_library_alone() -> None:
         assert roots <= sys.stdlib_module_names | {"pipeline"}, path
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=identifiers(SOURCES))
-def test_only_clock_reads_a_clock(path: Path) -> None:
-    if (
-        path == PIPELINE / "core" / "clock.py" or floor_of(path) == "runtime"
-    ):  # set-up measures itself, before core is there
-        return
-    calls = re.findall(
-        r"\b(?:time\.(?:time|monotonic|sleep)\w*|datetime\.(?:now|utcnow)|date\.today)\(", path.read_text()
-    )
-    assert calls == []
-
-
-@pytest.mark.parametrize("path", [p for p in SOURCES if p.name != "keys.py"])
-def test_key_text_is_in_keys_alone(path: Path) -> None:
-    if floor_of(path) == "store":
-        nouns = (
-            "bucket|claim|fences|claims|buckets|attempts|counters|ids|ingest|ingests|drain|drains|wake|layout"
-            "|again|dead|held|pauses|paces|active"
+def test_only_clock_reads_a_clock() -> None:
+    def rule(path: Path) -> None:
+        if (
+            path == PIPELINE / "core" / "clock.py" or floor_of(path) == "runtime"
+        ):  # set-up measures itself, before core is there
+            return
+        calls = re.findall(
+            r"\b(?:time\.(?:time|monotonic|sleep)\w*|datetime\.(?:now|utcnow)|date\.today)\(", path.read_text()
         )
-        assert not re.search(rf"""["']({nouns}):?["']""", _code(path))
+        assert calls == []
+
+    assert broken(rule, SOURCES) == {}
+
+
+def test_key_text_is_in_keys_alone() -> None:
+    def rule(path: Path) -> None:
+        if floor_of(path) == "store":
+            nouns = (
+                "bucket|claim|markers|claims|buckets|attempts|counters|ids|ingest|ingests|drain|drains|wake|meta"
+                "|retry|dead|held|pauses|rate_limits|active|groups"
+            )
+            assert not re.search(rf"""["']({nouns}):?["']""", _code(path))
+
+    assert broken(rule, [p for p in SOURCES if p.name != "keys.py"]) == {}
 
 
 def _code(path: Path) -> str:
@@ -111,46 +123,64 @@ def _code(path: Path) -> str:
     for node in ast.walk(tree):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and ast.get_docstring(node):
             node.body = node.body[1:] or [ast.Pass()]
-    names = {"schedule", "claim", "ack", "release", "again"}  # script names are verbs; a key is a noun with a tag
+    names = {"schedule", "claim", "ack", "release", "retry"}  # script names are verbs; a key is a noun with a tag
     return re.sub("|".join(f"'{name}'" for name in names), "''", ast.unparse(tree))
 
 
-@pytest.mark.parametrize("path", SOURCES + JOBS + BENCH, ids=identifiers(SOURCES + JOBS + BENCH))
-def test_modules_and_functions_fit_a_screen_or_a_few(path: Path) -> None:
-    text = path.read_text()
-    assert text.count("\n") <= LINES_MAX
-    for node in ast.walk(ast.parse(text)):
-        if isinstance(node, ast.FunctionDef):
-            assert (node.end_lineno or 0) - node.lineno < FUNCTION_LINES_MAX, node.name
+def test_modules_and_functions_fit_a_screen_or_a_few() -> None:
+    def rule(path: Path) -> None:
+        text = path.read_text()
+        assert text.count("\n") <= LONGER.get(path.name, LINES_MAX)
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.FunctionDef):
+                assert (node.end_lineno or 0) - node.lineno < FUNCTION_LINES_MAX, node.name
+
+    assert broken(rule, SOURCES + JOBS + BENCH) == {}
 
 
-@pytest.mark.parametrize("path", SOURCES + JOBS + BENCH, ids=identifiers(SOURCES + JOBS + BENCH))
-def test_public_things_say_what_they_are(path: Path) -> None:
-    tree = ast.parse(path.read_text())
-    if path.name != "__init__.py" or path.parent != PIPELINE:
-        assert ast.get_docstring(tree) or not tree.body, "the module"
-    for node in tree.body:
-        if isinstance(node, ast.ClassDef | ast.FunctionDef) and not node.name.startswith("_") and node.name != "main":
-            assert ast.get_docstring(node), node.name
+def test_public_things_say_what_they_are() -> None:
+    def rule(path: Path) -> None:
+        tree = ast.parse(path.read_text())
+        if path.name != "__init__.py" or path.parent != PIPELINE:
+            assert ast.get_docstring(tree) or not tree.body, "the module"
+        for node in tree.body:
+            if (
+                isinstance(node, ast.ClassDef | ast.FunctionDef)
+                and not node.name.startswith("_")
+                and node.name != "main"
+            ):
+                assert ast.get_docstring(node), node.name
+
+    assert broken(rule, SOURCES + JOBS + BENCH) == {}
 
 
-@pytest.mark.parametrize("path", SCRIPTS, ids=[path.name for path in SCRIPTS])
-def test_a_script_documents_exactly_what_it_uses(path: Path) -> None:
-    header = "".join(line for line in path.read_text().splitlines(True) if line.startswith(("--", "#!")))
-    body = "".join(line for line in path.read_text().splitlines(True) if not line.startswith("--"))
-    for vector in ("KEYS", "ARGV"):
-        documented = set(re.findall(rf"^-- {vector}\[(\d+)", header, re.M))
-        used = set(re.findall(rf"{vector}\[(\d+)\]", body))
-        assert used <= documented, vector
-    assert "Returns" in header
-    assert header.startswith("#!lua")
+def test_a_script_documents_exactly_what_it_uses() -> None:
+    def rule(path: Path) -> None:
+        header = "".join(line for line in path.read_text().splitlines(True) if line.startswith(("--", "#!")))
+        body = "".join(line for line in path.read_text().splitlines(True) if not line.startswith("--"))
+        for vector in ("KEYS", "ARGV"):
+            documented = set(re.findall(rf"^-- {vector}\[(\d+)", header, re.M))
+            used = set(re.findall(rf"{vector}\[(\d+)\]", body))
+            assert used <= documented, vector
+        assert "Returns" in header
+        assert header.startswith("#!lua")
+
+    assert broken(rule, SCRIPTS) == {}
 
 
-@pytest.mark.parametrize("path", SCRIPTS, ids=[path.name for path in SCRIPTS])
-def test_a_script_neither_searches_keys_nor_builds_one(path: Path) -> None:
-    body = path.read_text()
-    assert not re.search(r"'(KEYS|SCAN|RANDOMKEY)'", body)
-    assert not re.search(r"redis\.call\('(?!X(INFO|GROUP|READGROUP)')\w+', *['\"{]", body), "a key must come from KEYS"
+def test_an_include_names_what_a_script_has_named_for_it() -> None:
+    assert not [path.name for path in INCLUDES if re.search(r"\b(KEYS|ARGV)\b", path.read_text())]
+
+
+def test_a_script_neither_searches_keys_nor_builds_one() -> None:
+    def rule(path: Path) -> None:
+        body = path.read_text()
+        assert not re.search(r"'(KEYS|SCAN|RANDOMKEY)'", body)
+        assert not re.search(r"redis\.call\('(?!X(INFO|GROUP|READGROUP)')\w+', *['\"{]", body), (
+            "a key must come from KEYS"
+        )
+
+    assert broken(rule, SCRIPTS + INCLUDES) == {}
 
 
 def test_tests_wait_for_something_and_never_sleep() -> None:
@@ -166,3 +196,31 @@ def test_job_names_hide_no_module_of_the_standard_library() -> None:
     import sys
 
     assert not {path.stem for path in JOBS} & sys.stdlib_module_names
+
+
+def test_the_architecture_names_every_part() -> None:
+    parts = {path.name.removesuffix(".py") for path in PIPELINE.iterdir()} - {"__init__", "__pycache__"}
+    assert parts == FLOORS.keys()
+
+
+def test_the_reading_path_is_read_in_an_afternoon() -> None:
+    named = re.findall(r"^\d+\. `(pipeline/.*?)`", ARCHITECTURE, re.M)
+    assert len(named) >= 10
+    files = [file for name in named for file in ([ROOT / name] if (ROOT / name).is_file() else (ROOT / name).iterdir())]
+    lines = sum(file.read_text().count("\n") for file in files if file.suffix in (".py", ".lua"))
+    assert lines <= READING_PATH_LINES_MAX
+
+
+def test_markdown_fits_a_terminal() -> None:
+    """Rows of tables and code may be longer: they cannot be wrapped."""
+    files = [
+        *ROOT.glob("*.md"),
+        *(file for folder in ("docs", "bench", "examples") for file in (ROOT / folder).rglob("*.md")),
+    ]
+    long = [
+        f"{file.relative_to(ROOT)}:{number}"
+        for file in files
+        for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), start=1)
+        if len(line) > MARKDOWN_LINE_MAX and not line.startswith(("|", "    ")) and "://" not in line
+    ]
+    assert long == []

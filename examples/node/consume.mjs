@@ -2,8 +2,12 @@
 import { connect } from "./redis.mjs";
 
 const [topic, group, howMany] = process.argv.slice(2);
+if (!topic || !group) {
+  console.error("consume.mjs: usage: node consume.mjs TOPIC GROUP [HOW_MANY]");
+  process.exit(2);
+}
 const tag = `{${process.env.NAMESPACE ?? "duetime"}:0}`;
-const streams = [`${tag}:stream:${topic}`, `${tag}:again:${topic}:${group}`]; // what comes again for this group has its own
+const streams = [`${tag}:stream:${topic}`, `${tag}:retry:${topic}:${group}`]; // retries of this group have their own
 const redis = connect();
 
 for (const [stream, start] of [[streams[0], "$"], [streams[1], "0"]]) {

@@ -1,4 +1,5 @@
-// Just enough of a Redis client for the examples: one command after the other, replies as Buffers, numbers, arrays or null.
+// Just enough of a Redis client for the examples, so that they run (and are tested) without a package: one command after the other,
+// replies as Buffers, numbers, arrays or null. A program of yours uses the package `redis` instead.
 import net from "node:net";
 
 export function connect() {

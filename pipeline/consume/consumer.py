@@ -1,53 +1,49 @@
-"""One instance of a logical consumer: it shares the messages of a topic with the other instances of its group."""
+"""One consumer of a group: it shares the messages of a topic with the other consumers of the group."""
 
 import logging
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
-from enum import StrEnum
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 from pipeline.config import TopicSettings
-from pipeline.consume.intake import Held, Intake
-from pipeline.consume.retries import ABANDONED, FAILED, retry_delay_ms
+from pipeline.consume.in_flight import Held, InFlight
+from pipeline.consume.leases import KEEP_SHARE, LeaseRenewer
+from pipeline.consume.retries import ABANDONED, FAILED, Outcome, retry_delay_ms
 from pipeline.core.clock import Clock
 from pipeline.core.errors import StoreError
+from pipeline.core.text import span_text, visible
 from pipeline.store.entries import Entry
-from pipeline.store.groups import GroupStore
-from pipeline.store.patience import call_patiently
+from pipeline.store.groups import BEGINNING, END, GroupStore
+from pipeline.store.retry import retry_until_available
 
-KEEP_SHARE = 1 / 3  # of the lease, after which it says that it still has what it has not given out yet
-# A message that was handed out so often, and abandoned, comes again later and by itself. Once proves nothing: it may only have been
+# A message that was delivered so often, and abandoned, is retried later and by itself. Once proves nothing: it may only have been
 # read together with the one that killed its consumer.
-BEGUN_MAX = 2
+STARTS_MAX = 2
+TAKE_OVER_MS = 1_000  # how often it looks for messages of consumers that are silent
+PAGES_MAX = 20  # of pending messages that it looks at then, of each stream
+PAGE = 100  # messages it takes over at a time
+SWEEP_MS = 3_600_000  # how often it forgets consumers that were silent for as long
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
 
-class Outcome(StrEnum):
-    """What became of a message that was not handled."""
-
-    AGAIN = "again"
-    DEAD = "dead"
-    STALE = "stale"
-
-
 @dataclass(slots=True)
 class Consumer:
-    """Gives out messages, each to one instance of its group, and again to another one if this one is silent about it for too long.
+    """Delivers messages, each to one consumer of its group, and to another one if this one is silent about it for too long.
 
     At least once: a message is the group's until it is acknowledged, or became a dead letter after ``attempts_max`` tries. Within
-    one instance messages come in order of due time, but for those that come again.
+    one consumer messages come in order of due time, but for those that are retried.
 
         with open_consumer("mail", "billing") as consumer:
             for message in consumer:
-                send(message.message)
+                send(message.body)
                 consumer.ack(message)
 
-    Not for use by several threads at a time; open one for each. Every method but ``close`` waits for a server that does not answer,
-    and raises ``StoreUnavailable`` if ``stopping`` turns true meanwhile.
+    For one thread; open a consumer for each. Every method but ``close`` waits for a server that does not answer, and raises
+    ``StoreUnavailable`` if ``stopping`` turns true meanwhile.
 
     Args:
         settings: of the topic.
@@ -56,7 +52,7 @@ class Consumer:
 
         random: draws from [0, 1).
 
-        stopping: once true, nothing more is given out.
+        stopping: once true, nothing more is started.
 
         interruptible: makes a call that only waits, and may leave it at once on a signal.
 
@@ -64,7 +60,7 @@ class Consumer:
 
         block_ms: how long it waits for a message before it looks around.
 
-        ordered: whether one instance of the group at a time has the turn, and the others stand by.
+        on_close: called when it is closed.
     """
 
     store: GroupStore
@@ -76,17 +72,27 @@ class Consumer:
     interruptible: Callable[[Callable[[], None]], None] = lambda wait: wait()
     limit: int = 100
     block_ms: int = 1_000
-    ordered: bool = False
-    stale: int = 0
-    _intake: Intake = field(init=False)
-    _ready: deque[Entry] = field(default_factory=deque)
+    on_close: Callable[[], object] = lambda: None
+    late_acks: int = 0
+    _lease_ms: float = field(init=False)
+    _renewer: LeaseRenewer = field(init=False)
+    # All that is pending for it, as far as it knows, in the order in which it starts them.
+    _in_flight: InFlight = field(default_factory=InFlight)
+    # Whether the server may have messages for it that are not in this map: after a restart under the same name, or a lost reply. If
+    # that was the reply to a read, they are counted and were never started; otherwise they may be what killed it.
+    _may_have_more: bool = True
+    _lost_a_read: bool = False
+    _is_active: bool = False
+    _active_ms: float = float("-inf")  # when it was last told that it is the active consumer
+    _cursors: dict[str, str] = field(default_factory=dict)
+    _looked_ms: float = float("-inf")
+    _swept_ms: float = float("-inf")
     _closed: bool = False
 
     def __post_init__(self) -> None:
-        lease_ms = self.settings.lease_sec * 1000
-        self._intake = Intake(
-            self.store, self.clock, lease_ms, self.block_ms, self.wait, self.interruptible, self.ordered
-        )
+        self._lease_ms = self.settings.lease_sec * 1000
+        timeout_ms = self.settings.handler_timeout_sec * 1000
+        self._renewer = LeaseRenewer(self.store, self.clock, self._lease_ms, timeout_ms)
 
     def __enter__(self) -> "Consumer":
         return self
@@ -95,142 +101,254 @@ class Consumer:
         self.close()
 
     def __iter__(self) -> Iterator[Entry]:
-        """Yield messages one by one, until ``stopping`` or ``close``; settle each by ``ack`` or ``nack``, or it comes again."""
-        while not self.stopping() and not self._closed:
-            self._ready.extend(self._fetch(self.limit))
-            while self._ready and not self.stopping() and not self._closed:
-                self._keep()
-                entry = self._begin(self._ready.popleft()) if self._ready else None
-                if entry:
+        """Yield messages one by one, until ``stopping`` or ``close``; settle each by ``ack`` or ``nack``, or it is redelivered."""
+        while not self._is_ending():
+            self._fetch(self.limit)
+            while not self._is_ending():
+                self._keep_waiting()
+                if not (waiting := self._in_flight.waiting()):
+                    break
+                if entry := self._start(waiting[0]):
                     yield entry
 
     def take(self, limit: int | None = None) -> list[Entry]:
         """Wait a while for messages and return some, none if there are none; settle them before the next call."""
-        while found := self._fetch(limit or self.limit):
-            if begun := [entry for each in found if (entry := self._begin(each))]:
-                return begun
+        while self._fetch(limit or self.limit):
+            started = [self._start(held) for held in self._in_flight.waiting()]
+            if found := [entry for entry in started if entry]:
+                return found
         return []
 
     def ack(self, *entries: Entry) -> bool:
-        """Say that messages are handled; False if one was not this instance's any more, so that another one has it, too."""
-        return all(self._settle("ack", entries))
+        """Say that messages are handled; False if one was not this consumer's any more, so that another one has it, too."""
+        done = self._settle("ack", entries)
+        if late := [entry.id for entry, is_done in zip(entries, done, strict=True) if not is_done]:
+            self.late_acks += len(late)
+            log.warning(
+                "%d of %d acks came after the lease, so these are redelivered: %s …", len(late), len(done), late[0]
+            )
+        return not late
 
     def extend(self, *entries: Entry) -> bool:
-        """Have another lease for messages; False if one is not this instance's any more."""
-        if self.ordered:
-            self._patiently(self._intake.keep_turn)
+        """Have another lease for messages; False if one is not this consumer's any more."""
+        if self.store.ordered:
+            self._retrying(self._keep_active)
         now_ms = self.clock.monotonic_ms()  # before the server can have started the lease
-        own = self._patiently(lambda: self.store.settle("extend", entries))
-        for entry, is_own in zip(entries, own, strict=True):
-            held = self._intake.in_hand.get(entry.key)
-            if held and is_own:
-                held.since_ms = now_ms
-            elif held:
-                del self._intake.in_hand[entry.key]
+        own = self._retrying(lambda: self.store.settle("extend", entries))
+        self._in_flight.renew(entries, own, now_ms)
         return all(own)
 
+    @contextmanager
+    def renewing(self) -> Iterator[None]:
+        """Renew the leases of what is in flight, from a thread, while the block runs, for ``handler_timeout_sec`` at most."""
+        in_flight = list(self._in_flight.values())
+        entries = [held.entry for held in in_flight]
+        self._renewer.begin(entries, min((held.since_ms for held in in_flight), default=float("inf")))
+        try:
+            yield
+        finally:
+            if renewal := self._renewer.end():
+                self._active_ms = max(self._active_ms, renewal.asked_ms)
+                self._in_flight.renew(entries, renewal.own, renewal.asked_ms)
+
     def nack(self, entry: Entry, detail: str = "", counts: bool = True) -> Outcome:
-        """Say that a message could not be handled: it comes again after a while, or becomes a dead letter after the last attempt.
+        """Say that a message could not be handled: it is retried after a while, or becomes a dead letter after the last attempt.
 
         Args:
-            detail: why, for the dead letter.
+            detail: why, for the dead letter; its first line is logged.
 
-            counts: False if the message is not to blame: then it comes again in any case.
+            counts: False if the message is not to blame: then it is retried in any case.
         """
         return self._give_up(entry, FAILED, detail, counts)
 
     def give_back(self, *entries: Entry) -> None:
-        """Let others have messages at once, as if they had not been given out."""
-        self._settle("release", entries)
+        """Let others have messages at once, as if they had not been delivered."""
+        self._settle("undo", entries)
 
-    def hand_back(self) -> None:
-        """Let others have what was read and not yet given out."""
-        waiting = [held for held in self._intake.in_hand.values() if not held.begun]
-        self._patiently(lambda: self._intake.give_back(waiting))
-        for held in waiting:
-            del self._intake.in_hand[held.entry.key]
-        self._ready.clear()
+    def release_unstarted(self) -> None:
+        """Let others have what was read and not started yet."""
+        waiting = self._in_flight.waiting()
+        self._retrying(lambda: self._release(waiting))
+        self._in_flight.forget(held.entry for held in waiting)
+
+    def pause(self, ms: float) -> None:
+        """Wait; others get meanwhile what was not started, but in an ordered group this one stays the active consumer."""
+        self.release_unstarted()
+        end_ms = self.clock.monotonic_ms() + ms
+        while (left_ms := end_ms - self.clock.monotonic_ms()) > 0 and not self._is_ending():
+            if self.store.ordered:
+                self._retrying(self._keep_active)
+                left_ms = min(left_ms, self._lease_ms * KEEP_SHARE)
+            self.wait(left_ms)
 
     def close(self) -> None:
-        """Give back what is in hand, so that others have it at once. Does not wait for a server that does not answer."""
+        """Give back what is in flight, so that others have it at once. Does not wait for a server that does not answer."""
         if self._closed:
             return
         self._closed = True
+        self._renewer.close()
         try:
-            if not self.ordered or self._intake.has_turn:
-                self._intake.gather_own()
-                self._intake.give_back(self._intake.in_hand.values())
-            if self.ordered:
-                self.store.take_turn(0)
+            if not self.store.ordered or self._is_active:
+                self._recover_own()
+                self._release(self._in_flight.values())
+            if self.store.ordered:
+                self.store.acquire_active(0)
             self.store.leave()
         except StoreError as exc:
-            log.warning("what was in hand goes to others after its lease: %s", exc)
-        self._intake.in_hand.clear()
-        self._ready.clear()
+            log.warning("what is in flight goes to others after its lease: %s", exc)
+        finally:
+            self._in_flight.clear()
+            self.on_close()
 
-    def _fetch(self, limit: int) -> list[Entry]:
-        found = self._patiently(lambda: self._intake.look(limit))
-        # Those of several streams, or that come again, in one order.
-        return sorted(found, key=lambda entry: entry.due_ms) if len({entry.stream for entry in found}) > 1 else found
+    def _is_ending(self) -> bool:
+        return self._closed or self.stopping()
 
-    def _begin(self, entry: Entry) -> Entry | None:
-        """Give out a message; None if it is not this instance's any more, or was abandoned too often to be given out now."""
-        held = self._intake.in_hand.get(entry.key)
-        if held is None:
-            return None
-        if not held.counted:
-            if entry.handed_out >= BEGUN_MAX:
-                self._give_up(entry, ABANDONED, "its consumers did not come back", counts=True)
+    def _fetch(self, limit: int) -> bool:
+        """Wait a while for messages; returns whether some are there to be started."""
+        self._retrying(lambda: self._look(limit))
+        self._in_flight.sort_waiting()
+        return bool(self._in_flight.waiting())
+
+    def _look(self, limit: int) -> None:
+        """Find messages. If it fails, what it has found is kept, and it may be called again."""
+        if self.store.ordered and not self._keep_active():
+            self.wait(self.block_ms)
+            return
+        self._in_flight.forget_unsettled(self.clock.monotonic_ms() - self._lease_ms)
+        for step in (self._recover_own, self._take_over, lambda: self._read(limit)):
+            if not self._in_flight.waiting():
+                step()
+
+    def _recover_own(self) -> None:
+        """Find what was delivered to this consumer without its knowledge."""
+        if self._may_have_more:
+            for stream in self.store.streams:
+                self._in_flight.hold(
+                    self._reclaimed(stream, None), self.clock.monotonic_ms(), is_counted=self._lost_a_read
+                )
+            self._may_have_more = self._lost_a_read = False
+
+    def _take_over(self) -> None:
+        """Find messages of consumers that were silent for a lease."""
+        now_ms = self.clock.monotonic_ms()
+        if now_ms - self._looked_ms < TAKE_OVER_MS:
+            return
+        self._looked_ms = now_ms
+        if now_ms - self._swept_ms >= SWEEP_MS:
+            self._swept_ms = now_ms
+            self.store.sweep(SWEEP_MS)
+        self._may_have_more = True  # until there are replies
+        found = 0
+        for stream in self.store.streams:
+            for _ in range(PAGES_MAX):
+                page = self.store.reclaim(stream, self._cursors.get(stream, BEGINNING), PAGE, round(self._lease_ms))
+                self._cursors[stream] = page.cursor
+                found += self._in_flight.hold(page.entries, now_ms, is_counted=False)
+                if found or page.cursor == END:
+                    break
+        self._may_have_more = False
+        if found:
+            log.warning("took over %d messages that were not acknowledged in time", found)
+
+    def _read(self, limit: int) -> None:
+        """Wait for new messages."""
+        self._may_have_more = self._lost_a_read = True  # until there is a reply
+        asked_ms = self.clock.monotonic_ms()
+        found: list[Entry] = []
+
+        def read() -> None:
+            found.extend(self.store.read(limit, self.block_ms))
+            self._may_have_more = self._lost_a_read = False
+
+        self.interruptible(read)
+        self._in_flight.hold(found, asked_ms, is_counted=True)
+        if self.store.ordered and not found:
+            self.interruptible(lambda: self.store.wait(self.block_ms))
+
+    def _keep_active(self) -> bool:
+        """Say whether this is the active consumer of an ordered group, for a lease from now on.
+
+        When it becomes it, or another one may have been it meanwhile, it first takes what that one has left.
+        """
+        asked_ms = self.clock.monotonic_ms()
+        was_active = self._is_active and asked_ms - self._active_ms < self._lease_ms
+        is_active = self.store.acquire_active(round(self._lease_ms))
+        if is_active and not was_active:
+            for stream in self.store.streams:
+                for _ in self._reclaimed(stream, 0):
+                    pass  # they are this consumer's now, and are found as such
+            self._may_have_more, self._lost_a_read = True, False
+        elif self._is_active and not is_active:
+            log.warning("another consumer is active now: this one was silent for longer than a lease")
+            self._in_flight.clear()
+        self._is_active, self._active_ms = is_active, asked_ms  # only now: a call that failed before this is made again
+        return is_active
+
+    def _reclaimed(self, stream: str, min_idle_ms: int | None) -> Iterator[Entry]:
+        cursor = BEGINNING
+        while True:
+            page = self.store.reclaim(stream, cursor, PAGE, min_idle_ms)
+            yield from page.entries
+            cursor = page.cursor
+            if cursor == END:
+                return
+
+    def _start(self, held: Held) -> Entry | None:
+        """Start a message; None if it is not this consumer's any more, or was abandoned too often to be started now."""
+        if not held.is_counted:
+            if held.entry.delivery_count >= STARTS_MAX:
+                self._give_up(held.entry, ABANDONED, "its consumers did not come back", counts=True)
                 return None
-            if not self._count(held):
-                del self._intake.in_hand[entry.key]
+            [is_own] = self._surely(lambda: self.store.settle("start", [held.entry]), [True], held.since_ms)
+            held.entry, held.is_counted = held.entry.delivered_once_more(), True
+            if not is_own:
+                del self._in_flight[held.entry.key]
                 return None
-        held.begun = True
+        held.is_started = True
         return held.entry
 
-    def _count(self, held: Held) -> bool:
-        """Let the server count a message that was taken over as handed out once more; False if it is not this instance's."""
-        [is_own] = self._surely(lambda: self.store.settle("begin", [held.entry]), [True], held.since_ms)
-        held.entry = replace(held.entry, handed_out=held.entry.handed_out + 1)
-        held.counted = True
-        return is_own
-
-    def _keep(self) -> None:
-        """Say in time that it still has what it has not given out yet, and forget what it has not."""
-        waiting = [held for held in self._intake.in_hand.values() if not held.begun]
+    def _keep_waiting(self) -> None:
+        """Extend in time the leases of what was not started yet, and forget what is another's by now."""
+        waiting = self._in_flight.waiting()
         oldest_ms = min((held.since_ms for held in waiting), default=float("inf"))
-        if self.clock.monotonic_ms() - oldest_ms >= self._intake.lease_ms * KEEP_SHARE:
+        if self.clock.monotonic_ms() - oldest_ms >= self._lease_ms * KEEP_SHARE:
             self.extend(*(held.entry for held in waiting))
-            self._ready = deque(entry for entry in self._ready if entry.key in self._intake.in_hand)
+
+    def _release(self, held: Iterable[Held]) -> None:
+        """Let others have messages at once; those that were not started count as not delivered."""
+        each = list(held)
+        self.store.settle("undo", [h.entry for h in each if h.is_counted and not h.is_started])
+        self.store.settle("release", [h.entry for h in each if h.is_started or not h.is_counted])
 
     def _settle(self, verb: str, entries: Sequence[Entry]) -> list[bool]:
-        done = self._surely(lambda: self.store.settle(verb, entries), [True] * len(entries), self._since_ms(*entries))
-        for entry in entries:
-            self._intake.in_hand.pop(entry.key, None)
-        self.stale += done.count(False)
+        since_ms = self._in_flight.since_ms(entries)
+        done = self._surely(lambda: self.store.settle(verb, entries), [True] * len(entries), since_ms)
+        self._in_flight.forget(entries)
         return done
 
     def _give_up(self, entry: Entry, reason: str, detail: str, counts: bool) -> Outcome:
-        since_ms = self._since_ms(entry)
-        self._intake.in_hand.pop(entry.key, None)
-        now_ms = self._patiently(self.store.now_ms)
+        since_ms = self._in_flight.since_ms([entry])
+        self._in_flight.forget([entry])
+        now_ms = self._retrying(self.store.now_ms)
         is_dead = counts and entry.attempt >= self.settings.attempts_max
-        due_ms = now_ms + retry_delay_ms(entry.attempt, self.settings, self.random)
+        delay_ms = retry_delay_ms(entry.attempt, self.settings, self.random)
 
         def call() -> bool:
             if is_dead:
-                return self.store.bury(entry, reason, detail, now_ms)
-            return self.store.schedule_again(entry, due_ms, entry.attempt + counts)
+                return self.store.dead_letter(entry, reason, detail, now_ms)
+            return self.store.schedule_retry(entry, now_ms + delay_ms, entry.attempt + counts)
 
+        why = f": {visible(detail.partition(chr(10))[0])}" if detail else ""
         if not self._surely(call, True, since_ms):
-            self.stale += 1
-            return Outcome.STALE
-        return Outcome.DEAD if is_dead else Outcome.AGAIN
-
-    def _since_ms(self, *entries: Entry) -> float:
-        """Since when the first of some messages is in hand; since ever if one is not."""
-        held = [self._intake.in_hand.get(entry.key) for entry in entries]
-        return min((each.since_ms if each else float("-inf") for each in held), default=float("-inf"))
+            self.late_acks += 1
+            log.warning("message %s %s, after its lease, so it is redelivered%s", entry.id, reason, why)
+            return Outcome.LEASE_LOST
+        if is_dead:
+            log.warning("message %s is a dead letter after %d attempts%s", entry.id, entry.attempt, why)
+            return Outcome.DEAD
+        of = f"attempt {entry.attempt} of {self.settings.attempts_max}"
+        log.warning("message %s %s (%s), next try in %s%s", entry.id, reason, of, span_text(delay_ms), why)
+        return Outcome.RETRY
 
     def _surely(self, call: Callable[[], T], done: T, since_ms: float) -> T:
         """Make a call that can be made once until there is an answer; ``done`` if it was done by one whose reply was lost."""
@@ -241,9 +359,9 @@ class Consumer:
             tries += 1
             return call()
 
-        answer = self._patiently(counted)
+        answer = self._retrying(counted)
         # Within the lease nobody else can have touched it.
-        return done if tries > 1 and self.clock.monotonic_ms() - since_ms < self._intake.lease_ms else answer
+        return done if tries > 1 and self.clock.monotonic_ms() - since_ms < self._lease_ms else answer
 
-    def _patiently(self, call: Callable[[], T]) -> T:
-        return call_patiently(call, self.wait, self.clock, self.random, self.stopping)
+    def _retrying(self, call: Callable[[], T]) -> T:
+        return retry_until_available(call, self.wait, self.clock, self.random, self.stopping)

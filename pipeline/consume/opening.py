@@ -6,48 +6,77 @@ import re
 import secrets
 import select
 import socket
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from datetime import datetime
+from pathlib import Path
 from typing import Any
 
 from pipeline.config import Settings, check_name, load_settings
 from pipeline.consume.consumer import Consumer
 from pipeline.core.clock import SystemClock
 from pipeline.core.errors import ConfigError
+from pipeline.core.stop import Stop
+from pipeline.runtime.server import PrivateServer, serves
 from pipeline.store.connection import connect
 from pipeline.store.groups import BEGINNING, NEW, GroupStore
-from pipeline.store.shards import check_layout, keys_of
+from pipeline.store.namespace import adopt_topic_settings, open_namespace
+from pipeline.store.shards import keys_of
 
 _ENTRY_ID = re.compile(r"[0-9]{1,16}-[0-9]{1,20}")
 BLOCK_MS = 1_000  # that a read waits for a message; it must end before the wait for its reply does
 LAST_OF_A_MS = 2**64 - 1  # the highest sequence number of an entry's id
 
 
-def open_consumer(topic: str, group: str, consumer: str = "", start: str = "new", ordered: bool = False) -> Consumer:
-    """Return a consumer for user code, on the server of ``REDIS_URL`` or the configuration file; close it, or use it by ``with``.
+def open_consumer(
+    topic: str,
+    group: str,
+    consumer: str = "",
+    start: str = "new",
+    ordered: bool | None = None,
+    handle_signals: bool = True,
+) -> Consumer:
+    """Return a consumer on the server of ``REDIS_URL`` or the configuration, else on the private one of this checkout, if it runs.
+
+    Close it, or use it by ``with``: that also closes its connections.
 
     Args:
-        group: the logical consumer. It is registered if it is new, and then gets all messages, whether an instance runs or not.
+        group: the logical consumer. It is registered if it is new, and then gets every message, whether it runs or not.
 
-        consumer: this instance; "" makes a name of its own.
+        consumer: its name in the group, unique among all that ever run; "" makes one.
 
         start: where a new group begins; see ``parse_start``.
 
-        ordered: one instance at a time has the turn.
+        ordered: whether one consumer of the group is active at a time. The first one decides for the group; None joins it as it is.
+
+        handle_signals: in the main thread, let SIGTERM and Ctrl-C end the iteration after the message in work, until it is closed.
     Raises:
-        ConfigError: a name or a setting is not valid, or no server is named.
+        ConfigError: a name or a setting is not valid, the group is of the other kind, or there is no server.
         StoreUnavailable: no answer.
     """
     settings = load_settings({}, os.environ)
-    if not settings.redis.url:
-        raise ConfigError("No Redis server is named; set REDIS_URL.")
-    client = connect(settings.redis)
-    check_layout(client, settings.redis, may_set=True)
-    store = new_store(client, settings, topic, group, consumer, ordered)
-    store.register(parse_start(start))
-    return new_consumer(store, settings, ordered)
+    with ExitStack() as stack:
+        redis_settings = settings.redis
+        if not redis_settings.url:
+            redis_settings = replace(redis_settings, url=stack.enter_context(_running_private_server(settings)))
+        client = connect(redis_settings)
+        stack.callback(client.close)
+        store = new_store(client, settings, topic, group, consumer)
+        open_namespace(client, redis_settings, may_create=True)
+        settings = adopt_topic_settings(client, settings)
+        store.register(parse_start(start), ordered)
+        options: dict[str, Any] = {}
+        if handle_signals and threading.current_thread() is threading.main_thread():
+            stop = Stop()
+            stop.install()
+            stack.callback(stop.restore)
+            options = stoppable(stop)
+        return new_consumer(store, settings, on_close=stack.pop_all().close, **options)
 
 
-def new_store(client: Any, settings: Settings, topic: str, group: str, consumer: str, ordered: bool) -> GroupStore:
+def new_store(client: Any, settings: Settings, topic: str, group: str, consumer: str) -> GroupStore:
     """Return the store of a consumer, its names checked.
 
     Raises:
@@ -59,11 +88,10 @@ def new_store(client: Any, settings: Settings, topic: str, group: str, consumer:
         check_name("topic", topic),
         check_name("group", group),
         check_name("consumer", consumer or _own_name()),
-        ordered,
     )
 
 
-def new_consumer(store: GroupStore, settings: Settings, ordered: bool, **options: Any) -> Consumer:
+def new_consumer(store: GroupStore, settings: Settings, **options: Any) -> Consumer:
     """Return a consumer on the clocks of this machine.
 
     Args:
@@ -74,13 +102,21 @@ def new_consumer(store: GroupStore, settings: Settings, ordered: bool, **options
             "store": store,
             "settings": settings.of_topic(store.topic),
             "clock": SystemClock(),
-            "wait": lambda ms: select.select([], [], [], ms / 1000),
+            "wait": _pause,
             "random": random.random,
-            "ordered": ordered,
             "block_ms": max(1, min(BLOCK_MS, settings.redis.reply_timeout_ms // 2)),  # 0 would be for ever
             **options,
         }
     )
+
+
+def stoppable(stop: Stop) -> dict[str, Any]:
+    """Return the options of a consumer that ends when a stop is requested."""
+    return {
+        "stopping": stop,
+        "interruptible": stop.interrupting,
+        "wait": lambda ms: stop.interrupting(lambda: _pause(ms)),
+    }
 
 
 def parse_start(text: str) -> str:
@@ -104,6 +140,26 @@ def parse_start(text: str) -> str:
         )
     first_ms = round(moment.timestamp() * 1000)
     return f"{first_ms - 1}-{LAST_OF_A_MS}" if first_ms > 0 else BEGINNING
+
+
+@contextmanager
+def _running_private_server(settings: Settings) -> Iterator[str]:
+    """Use the private server of this checkout, and keep it up meanwhile."""
+    server = PrivateServer(Path(settings.local.state))
+    try:
+        if not serves(server.socket):
+            raise ConfigError(
+                f"No Redis server is named, and the private one of this checkout ({server.url}) does not run: start "
+                "./spark-submit.sh, or set REDIS_URL."
+            )
+        server.acquire()
+        yield server.url
+    finally:
+        server.release()
+
+
+def _pause(ms: float) -> None:
+    select.select([], [], [], ms / 1000)
 
 
 def _own_name() -> str:

@@ -7,9 +7,7 @@ patterns below. Every repetition in them is possessive: a long cell costs no bac
 import re
 from typing import Final
 
-from pipeline.core.messages import Reason, Rejection
-
-COLUMN_NAMES: Final = ("message", "delay_sec", "countdown", "due", "id", "topic", "headers")
+from pipeline.core.messages import REQUEST_FIELDS, Reason, Rejection
 
 CELL_PATTERN: Final = r'(?:"[^"]*+(?:""[^"]*+)*+"|[^",]*+)'
 ROW_PATTERN: Final = f"{CELL_PATTERN}(?:,{CELL_PATTERN})*+"
@@ -32,8 +30,8 @@ def parse_csv_header(line: str) -> list[str] | Rejection:
         return Rejection(Reason.BAD_CSV_HEADER, "The header line's quotes are not closed or not doubled inside a cell.")
     names = [cell.strip(" \t") for cell in cells]
     for name in names:
-        if name not in COLUMN_NAMES:
-            known = ", ".join(COLUMN_NAMES)
+        if name not in REQUEST_FIELDS:
+            known = ", ".join(REQUEST_FIELDS)
             return Rejection(
                 Reason.BAD_CSV_HEADER, f"The header line names the column {name[:80]!r}; known are {known}."
             )

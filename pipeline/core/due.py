@@ -6,13 +6,13 @@ of an ISO time beyond the sixth are cut.
 """
 
 import re
-from datetime import date
+from datetime import UTC, datetime, timedelta
 from decimal import ROUND_HALF_UP, Decimal
 from typing import Final
 
 DUE_MS_MAX: Final = 253_402_300_799_999  # 9999-12-31T23:59:59.999Z
+EPOCH_MS_MIN: Final = 100_000_000_000  # an integer below it is taken for seconds; as ms it lies before March 1973
 DELAY_SEC_MAX: Final = 31_622_400  # 366 days
-OFFSET_MINUTES_MAX: Final = 18 * 60  # as in java.time.ZoneOffset; real offsets lie within 14 hours
 
 # [0-9] and never \d, which matches the digits of all scripts.
 LOCAL_TIME_PATTERN: Final = (
@@ -25,8 +25,11 @@ EPOCH_MS_PATTERN: Final = r"0|[1-9][0-9]*"
 
 _LOCAL_TIME: Final = re.compile(LOCAL_TIME_PATTERN)
 _ZONED_TIME: Final = re.compile(ZONED_TIME_PATTERN)
-_EPOCH_ORDINAL: Final = date(1970, 1, 1).toordinal()
-_MICROSECOND: Final = Decimal("0.000001")
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_NO_OFFSET: Final = timedelta()
+_OFFSET_MAX: Final = timedelta(hours=18)  # as in java.time.ZoneOffset; real offsets lie within 14 hours
+_MICROSECOND: Final = timedelta(microseconds=1)
+_DECIMAL_MICROSECOND: Final = Decimal("0.000001")
 _DECIMAL_DIGITS_MAX: Final = 38
 
 
@@ -53,7 +56,7 @@ def delay_ms_of_number(literal: str) -> int | None:
         return None
     exact = _exact_decimal(literal)
     seconds = Decimal(repr(as_float)) if exact is None else exact
-    micros = int(seconds.quantize(_MICROSECOND, rounding=ROUND_HALF_UP).scaleb(6))
+    micros = int(seconds.quantize(_DECIMAL_MICROSECOND, rounding=ROUND_HALF_UP).scaleb(6))
     return _ms_rounded_up(micros)
 
 
@@ -70,14 +73,13 @@ def due_ms_of_text(text: str) -> int | None:
     """
     if _ZONED_TIME.fullmatch(text) is None:
         return None
-    seconds, fraction, offset_minutes = _split_time(text[16:].replace(",", "."))
-    if abs(offset_minutes) > OFFSET_MINUTES_MAX:
+    try:
+        moment = datetime.fromisoformat(text.upper())  # which cuts digits beyond the sixth
+    except ValueError:
         return None
-    days = _epoch_days(int(text[0:4]), int(text[5:7]), int(text[8:10]))
-    if days is None:
+    if abs(moment.utcoffset() or _NO_OFFSET) > _OFFSET_MAX:
         return None
-    minutes = days * 1440 + int(text[11:13]) * 60 + int(text[14:16]) - offset_minutes
-    micros = (minutes * 60 + seconds) * 1_000_000 + int(fraction.ljust(6, "0")[:6])
+    micros = (moment - _EPOCH) // _MICROSECOND
     # Before 1970 stays before 1970, even by a microsecond, which rounding up would turn into 0.
     return -1 if -1_000 < micros < 0 else _ms_rounded_up(micros)
 
@@ -91,28 +93,6 @@ def _exact_decimal(literal: str) -> Decimal | None:
     if len(digits) > _DECIMAL_DIGITS_MAX or scale > _DECIMAL_DIGITS_MAX:
         return None
     return Decimal(literal)
-
-
-def _split_time(tail: str) -> tuple[int, str, int]:
-    """Split ``[:SS[.digits]](Z|offset)`` into seconds, the digits of the fraction, and the offset in minutes."""
-    seconds = 0
-    if tail.startswith(":"):
-        seconds, tail = int(tail[1:3]), tail[3:]
-    fraction = ""
-    if tail.startswith("."):
-        fraction = tail[1:].rstrip("Zz").partition("+")[0].partition("-")[0]
-        tail = tail[1 + len(fraction) :]
-    if tail in ("Z", "z"):
-        return seconds, fraction, 0
-    minutes = int(tail[1:3]) * 60 + int(tail[3:].lstrip(":") or 0)
-    return seconds, fraction, -minutes if tail[0] == "-" else minutes
-
-
-def _epoch_days(year: int, month: int, day: int) -> int | None:
-    try:
-        return date(year, month, day).toordinal() - _EPOCH_ORDINAL
-    except ValueError:
-        return None
 
 
 def _ms_rounded_up(micros: int) -> int:

@@ -42,12 +42,12 @@ class SinkClosed(SinkError):
     """Nobody takes messages any more.
 
     Args:
-        begun: how many of the messages in hand may have been seen, at most.
+        started: how many of the messages in hand may have been seen, at most.
     """
 
-    def __init__(self, text: str, begun: int) -> None:
+    def __init__(self, text: str, started: int) -> None:
         super().__init__(text)
-        self.begun = begun
+        self.started = started
 
 
 class SourceError(PipelineError):

@@ -5,6 +5,7 @@ the token and the line's number in the original file, so a file that is read aga
 and neither the number of cores nor any setting has a say in it.
 """
 
+from functools import lru_cache
 from typing import Final
 
 TOKEN_ALPHABET: Final = "-0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ_abcdefghijklmnopqrstuvwxyz"
@@ -12,11 +13,11 @@ TOKEN_LENGTH: Final = 14
 LINE_NO_LENGTH: Final = 8
 MESSAGE_ID_LENGTH: Final = TOKEN_LENGTH + LINE_NO_LENGTH
 TOKEN_HALF_BITS: Final = 42
+ARRIVAL_LENGTH: Final = TOKEN_LENGTH // 2  # the characters of time of a token, and so of an id
 # Eight hexadecimal digits; a file with more lines than this would need ids of another width.
 LINE_NO_MAX: Final = 0xFFFF_FFFF
 
 _BITS_PER_CHARACTER: Final = 6
-_CHARACTERS_PER_HALF: Final = TOKEN_LENGTH // 2
 _VALUE_OF: Final = {character: value for value, character in enumerate(TOKEN_ALPHABET)}
 
 
@@ -37,10 +38,19 @@ def token_epoch_ms(token: str) -> int:
     """
     if len(token) != TOKEN_LENGTH or any(character not in _VALUE_OF for character in token):
         raise ValueError(f"{token!r} is not a token: it takes {TOKEN_LENGTH} characters of {TOKEN_ALPHABET}.")
-    value = 0
-    for character in token[:_CHARACTERS_PER_HALF]:
-        value = value << _BITS_PER_CHARACTER | _VALUE_OF[character]
-    return value
+    return _decode_time(token[:ARRIVAL_LENGTH])
+
+
+@lru_cache(maxsize=4_096)  # the messages of a file have it in common
+def arrival_ms(message_id_head: str) -> int | None:
+    """Return when a message came in, in ms UTC, from the first ``ARRIVAL_LENGTH`` characters of its id; None if they are no time.
+
+    An id that another program made up may look like a time all the same.
+    """
+    try:
+        return _decode_time(message_id_head) if len(message_id_head) == ARRIVAL_LENGTH else None
+    except KeyError:
+        return None
 
 
 def message_id(token: str, line_no: int) -> str:
@@ -54,6 +64,19 @@ def message_id(token: str, line_no: int) -> str:
     if not 0 <= line_no <= LINE_NO_MAX:
         raise ValueError(f"Line number {line_no} is outside 0..{LINE_NO_MAX}, so it does not fit into a message id.")
     return f"{token}{line_no:08x}"
+
+
+def message_id_of_entry(entry_id: str) -> str:
+    """Name the message of a stream's entry, ``<epoch ms>-<number>``, when it is scheduled anew: unique, in the same order."""
+    ms, _, number = entry_id.partition("-")
+    return f"{int(ms):013d}{int(number):09d}"[-MESSAGE_ID_LENGTH:]
+
+
+def _decode_time(half: str) -> int:
+    value = 0
+    for character in half:
+        value = value << _BITS_PER_CHARACTER | _VALUE_OF[character]
+    return value
 
 
 def _encode_half(value: int, name: str) -> str:

@@ -5,6 +5,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
+from pipeline.core.text import span_text
+
 # A lateness belongs to the first bound that it is not above; what is later than all has a place of its own at the end.
 BOUNDS_MS: Final = (
     *(1, 2, 3, 5, 10, 20, 30, 50, 100, 200, 300, 500),
@@ -31,7 +33,7 @@ class Lateness:
         """Return how many messages are counted."""
         return sum(self.counts)
 
-    def within_ms(self, share: float) -> int:
+    def quantile_ms(self, share: float) -> int:
         """Return a time that at least ``share`` (0 to 1) of the messages were not later than; never less than the true one.
 
         It is a bound of the histogram, or the maximum if that is less; 0 if nothing is counted.
@@ -44,7 +46,7 @@ class Lateness:
         return self.max_ms
 
     def __str__(self) -> str:
-        p50, p99, most = (span_text(ms) for ms in (self.within_ms(0.5), self.within_ms(0.99), self.max_ms))
+        p50, p99, most = (span_text(ms) for ms in (self.quantile_ms(0.5), self.quantile_ms(0.99), self.max_ms))
         return f"p50 {p50}, p99 {p99}, max {most}"
 
 
@@ -56,17 +58,3 @@ def add_up(parts: Iterable[Lateness]) -> Lateness:
         whole.sum_ms += part.sum_ms
         whole.max_ms = max(whole.max_ms, part.max_ms)
     return whole
-
-
-def span_text(ms: float) -> str:
-    """Return a time for eyes, in the unit that suits it: ``4 ms``, ``4.2 s``, ``4 min 12 s``, ``4 h 12 min``, ``4 d 12 h``."""
-    seconds, minutes, hours = int(ms) // 1_000, int(ms) // 60_000, int(ms) // 3_600_000
-    if seconds == 0:
-        return f"{int(ms)} ms"
-    if minutes == 0:
-        return f"{int(ms) // 100 / 10} s"
-    if hours == 0:
-        return f"{minutes} min {seconds % 60} s"
-    if hours < 24:
-        return f"{hours} h {minutes % 60} min"
-    return f"{hours // 24:,} d {hours % 24} h"

@@ -1,29 +1,34 @@
-"""The values that travel: a request as the user sent it, a message as it is stored, and why a request was refused.
+"""A message in each of its forms, and why a request was refused.
 
-A stored message is one member of a sorted set: its fixed-width id, then one letter that names the form of the body.
+A scheduled message is one member of a sorted set: its fixed-width id, then one letter that names the form of the rest.
 
-    <message_id>m<message>      topic "default", no id of the caller's, no headers: the usual case costs one byte
+    <message_id>m<body>         topic "default", no idempotency key, no headers: the usual case costs one byte
     <message_id>j<JSON object>  {"message":…,"topic":…,"id":…,"headers":{…}}, what is absent left out
-    <message_id>r<JSON object>  the same of a message that was rescheduled, with "due_ms" as it was, as text, and, if it comes again
+    <message_id>r<JSON object>  the same of a message that was rescheduled, with "due_ms" as it was, as text, and, if it is retried
                                 for one group of consumers, "group" and "attempt"
+
+In a stream it has a field for each of these. What users read and write is called ``message`` in every form, ``body`` in Python.
 """
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Final
+from typing import Any, Final, Self
 
-from pipeline.core.ids import LINE_NO_LENGTH, MESSAGE_ID_LENGTH, TOKEN_LENGTH
+from pipeline.core.ids import LINE_NO_LENGTH, MESSAGE_ID_LENGTH, TOKEN_LENGTH, message_id_of_entry
 
 DEFAULT_TOPIC: Final = "default"
-BODY_PLAIN: Final = "m"
-BODY_JSON: Final = "j"
-BODY_RESCHEDULED: Final = "r"
+REQUEST_FIELDS: Final = ("message", "delay_sec", "countdown", "due", "id", "topic", "headers")
+FORM_PLAIN: Final = "m"
+FORM_JSON: Final = "j"
+FORM_RESCHEDULED: Final = "r"
 
-_MESSAGE_ID: Final = re.compile(rf"[0-9A-Za-z_-]{{{TOKEN_LENGTH}}}[0-9a-f]{{{LINE_NO_LENGTH}}}")
-_DUE_TEXT: Final = re.compile(r"-?[0-9]{1,16}")
+_JSON_FIELDS: Final = ("message", "topic", "id", "headers")
+_RESCHEDULED_FIELDS: Final = (*_JSON_FIELDS, "due_ms", "group", "attempt")
+_is_message_id: Final = re.compile(rf"[0-9A-Za-z_-]{{{TOKEN_LENGTH}}}[0-9a-f]{{{LINE_NO_LENGTH}}}").fullmatch
+_is_number: Final = re.compile(r"-?[0-9]{1,16}").fullmatch
 # One way to escape each character, so that equal messages give equal bytes.
 _JSON_ESCAPES: Final = str.maketrans(
     {code: f"\\u{code:04X}" for code in range(32)}
@@ -56,6 +61,7 @@ class Reason(StrEnum):
     DELAY_OUT_OF_RANGE = "delay_out_of_range"
     DUE_OUT_OF_RANGE = "due_out_of_range"
     DUE_WITHOUT_ZONE = "due_without_zone"
+    DUE_IN_SECONDS = "due_in_seconds"
     NOT_A_TIME = "not_a_time"
     BAD_ID = "bad_id"
     BAD_TOPIC = "bad_topic"
@@ -71,128 +77,139 @@ class Rejection:
 
 
 @dataclass(frozen=True, slots=True)
-class MessageRequest:
-    """A request that keeps every rule, its due time resolved (ms UTC)."""
-
-    due_ms: int
-    message: str
-    topic: str = DEFAULT_TOPIC
-    caller_id: str | None = None
-    headers: Mapping[str, str] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
 class Message:
-    """A message read back from its member. ``id`` is the caller's own, else the one we gave.
-
-    ``due_ms`` (epoch ms UTC) is when it was due first, if it was rescheduled; otherwise its score says so, and this is None.
-    """
-
-    message_id: str
-    id: str
-    topic: str
-    message: str
-    headers: Mapping[str, str] = field(default_factory=dict)
-    due_ms: int | None = None
-
-
-def encode_member(
-    message_id: str,
-    message: str,
-    topic: str = DEFAULT_TOPIC,
-    caller_id: str | None = None,
-    headers: Mapping[str, str] | None = None,
-) -> bytes:
-    """Write a message as the member that is stored; equal messages give equal bytes.
-
-    Raises:
-        ValueError: the id has another form, or a text holds a lone surrogate, which UTF-8 can't carry.
-    """
-    if _MESSAGE_ID.fullmatch(message_id) is None:
-        raise ValueError(f"{message_id!r} is not a message id: it takes a token and eight lower-case hex digits.")
-    if topic == DEFAULT_TOPIC and caller_id is None and not headers:
-        return (message_id + BODY_PLAIN + message).encode()
-    fields = [f'"message":{_quoted(message)}']
-    if topic != DEFAULT_TOPIC:
-        fields.append(f'"topic":{_quoted(topic)}')
-    if caller_id is not None:
-        fields.append(f'"id":{_quoted(caller_id)}')
-    if headers:
-        # By UTF-16 code units: part of the format since its first version.
-        names = sorted(headers, key=lambda name: name.encode("utf-16-be"))
-        fields.append(f'"headers":{{{",".join(f"{_quoted(name)}:{_quoted(headers[name])}" for name in names)}}}')
-    return f"{message_id}{BODY_JSON}{{{','.join(fields)}}}".encode()
-
-
-def encode_again(
-    message_id: str,
-    message: str,
-    topic: str,
-    id: str,
-    headers: Mapping[str, str],
-    due_ms: int,
-    group: str = "",
-    attempt: int = 1,
-) -> bytes:
-    """Write the member of a message that is scheduled once more.
+    """A message: requested, scheduled, delivered, pending (``store.entries.Entry``) or dead (``DeadLetter``).
 
     Args:
-        message_id: of this time; no two members share it.
+        due_ms: when it is due; of one that was rescheduled, when it was due first. Epoch ms UTC.
 
-        due_ms: when the message was due first, epoch ms UTC. It is written as text, as Lua's JSON would round it.
+        body: what is delivered, the ``message`` of the request.
 
-        group: the group of consumers that gets it, and which ``attempt`` of the group this is; "": whoever gets the topic.
+        id: the idempotency key, else the message id; "" in a request without a key.
+
+        message_id: of this time that it is scheduled; no two members share it. "" in a request, which has none yet.
+
+        attempt: which one this is, from 1.
+
+        group: of consumers, the only one that gets it; "" means whoever reads the topic.
     """
-    body: dict[str, object] = {"message": message, "topic": topic, "id": id, "due_ms": str(due_ms)}
-    if headers:
-        body["headers"] = dict(headers)
-    if group:
-        body |= {"group": group, "attempt": str(attempt)}
-    return f"{message_id}{BODY_RESCHEDULED}{json.dumps(body, ensure_ascii=False)}".encode()
 
+    due_ms: int
+    body: str
+    topic: str = DEFAULT_TOPIC
+    id: str = ""
+    headers: Mapping[str, str] = field(default_factory=dict)
+    message_id: str = ""
+    attempt: int = 1
+    group: str = ""
 
-def decode_member(member: bytes) -> Message:
-    """Read a stored member.
+    def to_member(self, message_id: str = "", is_rescheduled: bool = False) -> bytes:
+        """Write it as the member that is scheduled; equal messages give equal bytes.
 
-    Raises:
-        ValueError: the member is not one that ``encode_member`` writes; the sentence says what is wrong with it.
-    """
-    try:
-        text = member.decode()
-    except UnicodeDecodeError as error:
-        raise ValueError(f"The member is not UTF-8 at byte {error.start}, so another program wrote it.") from error
-    message_id, form, body = text[:MESSAGE_ID_LENGTH], text[MESSAGE_ID_LENGTH : MESSAGE_ID_LENGTH + 1], text[23:]
-    if _MESSAGE_ID.fullmatch(message_id) is None:
-        raise ValueError(f"The member starts with {message_id!r}, which is not a message id.")
-    if form == BODY_PLAIN:
-        return Message(message_id, message_id, DEFAULT_TOPIC, body)
-    if form == BODY_JSON:
-        return _decode_json_body(message_id, body, ())
-    if form == BODY_RESCHEDULED:
-        return _decode_json_body(message_id, body, ("due_ms", "group", "attempt"))
-    raise ValueError(f"The body of member {message_id} has the unknown form {form!r}, not m, j or r.")
+        Args:
+            message_id: of a request, which has none yet.
 
+            is_rescheduled: whether it is scheduled at another time than ``due_ms``, or for its group alone.
+        Raises:
+            ValueError: the message id has another form, or a text holds a lone surrogate, which UTF-8 can't carry.
+        """
+        message_id = message_id or self.message_id
+        if _is_message_id(message_id) is None:
+            raise ValueError(f"{message_id!r} is not a message id: it takes a token and eight lower-case hex digits.")
+        has_key = is_rescheduled or (self.id != "" and self.id != message_id)
+        if not has_key and not self.headers and self.topic == DEFAULT_TOPIC:
+            return f"{message_id}{FORM_PLAIN}{self.body}".encode()
+        fields = [f'"message":{_quoted(self.body)}']
+        if self.topic != DEFAULT_TOPIC:
+            fields.append(f'"topic":{_quoted(self.topic)}')
+        if has_key:
+            fields.append(f'"id":{_quoted(self.id)}')
+        if self.headers:
+            # By UTF-16 code units: part of the format since its first version.
+            names = sorted(self.headers, key=lambda name: name.encode("utf-16-be"))
+            fields.append(
+                f'"headers":{{{",".join(f"{_quoted(name)}:{_quoted(self.headers[name])}" for name in names)}}}'
+            )
+        if is_rescheduled:
+            fields.append(f'"due_ms":"{self.due_ms}"')  # as text: Lua's JSON would round the number
+            if self.group:
+                fields.append(f'"group":{_quoted(self.group)},"attempt":"{self.attempt}"')
+        return f"{message_id}{FORM_RESCHEDULED if is_rescheduled else FORM_JSON}{{{','.join(fields)}}}".encode()
 
-def _decode_json_body(message_id: str, body: str, more: Sequence[str]) -> Message:
-    try:
-        fields = json.loads(body)
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"The body of member {message_id} is not JSON.") from error
-    names = ("message", "topic", "id", "headers", *more)
-    if not isinstance(fields, dict) or not fields.keys() <= {*names}:
-        raise ValueError(f"The body of member {message_id} is not an object of {', '.join(names)}.")
-    texts = [fields.get("message"), fields.get("topic", DEFAULT_TOPIC), fields.get("id", message_id)]
-    texts += [fields[name] for name in more if name in fields]
-    headers = fields.get("headers", {})
-    if not isinstance(headers, dict) or not all(isinstance(text, str) for text in [*texts, *headers.values()]):
-        raise ValueError(f"The body of member {message_id} has a field of the wrong type.")
-    if has_lone_surrogate("".join([*texts, *headers, *headers.values()])):
-        raise ValueError(f"The body of member {message_id} has a lone surrogate, which is no character.")
-    due_text = fields.get("due_ms")
-    if "due_ms" in more and not _DUE_TEXT.fullmatch(due_text or ""):
-        raise ValueError(f"The body of member {message_id} does not say when it was due.")
-    due_ms = None if due_text is None else int(due_text)
-    return Message(message_id, id=texts[2], topic=texts[1], message=texts[0], headers=headers, due_ms=due_ms)
+    @classmethod
+    def from_member(cls, member: bytes, due_ms: int, attempt: int = 1) -> Self:
+        """Read a scheduled message.
+
+        Args:
+            due_ms: its score.
+
+            attempt: which one this is, unless the member itself says it.
+        Raises:
+            ValueError: the member is not one that ``to_member`` writes; the sentence says what is wrong with it.
+        """
+        try:
+            text = member.decode()
+        except UnicodeDecodeError as error:
+            raise ValueError(f"The member is not UTF-8 at byte {error.start}, so another program wrote it.") from error
+        message_id, form = text[:MESSAGE_ID_LENGTH], text[MESSAGE_ID_LENGTH : MESSAGE_ID_LENGTH + 1]
+        if _is_message_id(message_id) is None:
+            raise ValueError(f"The member starts with {message_id!r}, which is not a message id.")
+        rest = text[MESSAGE_ID_LENGTH + 1 :]
+        if form == FORM_PLAIN:
+            return cls(due_ms, rest, DEFAULT_TOPIC, message_id, {}, message_id, attempt)
+        if form not in (FORM_JSON, FORM_RESCHEDULED):
+            raise ValueError(f"The rest of member {message_id} has the unknown form {form!r}, not m, j or r.")
+        fields = _read_json(message_id, rest, _JSON_FIELDS if form == FORM_JSON else _RESCHEDULED_FIELDS)
+        if form == FORM_RESCHEDULED:
+            due_ms, attempt = (
+                _number_in(message_id, fields, "due_ms", ""),
+                _number_in(message_id, fields, "attempt", attempt),
+            )
+        topic, group = fields.get("topic", DEFAULT_TOPIC), fields.get("group", "")
+        key, headers = fields.get("id", message_id), fields.get("headers", {})
+        return cls(due_ms, fields["message"], topic, key, headers, message_id, attempt, group)
+
+    def to_record(self) -> dict[str, Any]:
+        """Return what users see of it, under the names of the request."""
+        record: dict[str, Any] = {
+            "id": self.id,
+            "topic": self.topic,
+            "message": self.body,
+            "due_ms": self.due_ms,
+            "attempt": self.attempt,
+        }
+        if self.headers:
+            record["headers"] = dict(self.headers)
+        return record
+
+    def to_fields(self) -> dict[str, Any]:
+        """Return the fields of its entry in a stream."""
+        fields = self.to_record()
+        if self.headers:
+            fields["headers"] = json.dumps(fields["headers"], ensure_ascii=False)
+        return fields
+
+    @classmethod
+    def from_fields(cls, fields: Mapping[bytes, bytes], entry_id: str, /, deliveries: int = 1, **known: Any) -> Self:
+        """Read an entry of a stream. Whatever another program wrote there, it is a message: what is not UTF-8 becomes readable.
+
+        Args:
+            deliveries: how often the entry was delivered: each one after the first is one attempt more.
+
+            known: attributes that count instead of what the fields say.
+        """
+        texts = {name.decode("utf-8", "replace"): value.decode("utf-8", "replace") for name, value in fields.items()}
+        read: dict[str, Any] = {
+            "due_ms": number_of(texts.get("due_ms", ""), int(entry_id.partition("-")[0])),
+            "body": texts.get("message", ""),
+            "topic": texts.get("topic", DEFAULT_TOPIC),
+            "id": texts.get("id", entry_id),
+            "headers": _headers_of(texts.get("headers", "")),
+            "message_id": message_id_of_entry(entry_id),
+            "attempt": max(1, number_of(texts.get("attempt", ""), 1)) + max(deliveries, 1) - 1,
+            "group": texts.get("group", ""),
+        }
+        return cls(**read | known)
 
 
 def has_lone_surrogate(text: str) -> bool:
@@ -202,6 +219,50 @@ def has_lone_surrogate(text: str) -> bool:
     except UnicodeEncodeError:
         return True
     return False
+
+
+def _read_json(message_id: str, text: str, names: tuple[str, ...]) -> dict[str, Any]:
+    """Return the JSON object of a member, its fields checked but for numbers."""
+    try:
+        fields = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"The rest of member {message_id} is not JSON.") from error
+    if not isinstance(fields, dict) or not fields.keys() <= {*names}:
+        raise ValueError(f"The rest of member {message_id} is not an object of {', '.join(names)}.")
+    headers = fields.get("headers", {})
+    texts = [fields.get("message"), *(fields[name] for name in names if name in fields and name != "headers")]
+    texts += [*headers, *headers.values()] if isinstance(headers, dict) else [None]
+    if not all(isinstance(text, str) for text in texts):
+        raise ValueError(f"The rest of member {message_id} has a field of the wrong type.")
+    if has_lone_surrogate("".join(texts)):
+        raise ValueError(f"The rest of member {message_id} has a lone surrogate, which is no character.")
+    return fields
+
+
+def _number_in(message_id: str, fields: Mapping[str, str], name: str, otherwise: int | str) -> int:
+    text = str(fields.get(name, otherwise))
+    if not _is_number(text):
+        raise ValueError(f"The rest of member {message_id} does not say its {name}.")
+    return int(text)
+
+
+def number_of(text: str, otherwise: int) -> int:
+    """Return the number that a text is, or another one if it is none, or more than a time can be."""
+    return int(text) if _is_number(text) else otherwise
+
+
+def _headers_of(text: str) -> dict[str, str]:
+    """Return headers that are written as JSON; none if another program wrote something else there."""
+    try:
+        headers = json.loads(text or "{}")
+        pairs = headers.items() if isinstance(headers, dict) else ()
+        return {_without_surrogates(name): _without_surrogates(str(value)) for name, value in pairs}
+    except (ValueError, RecursionError):
+        return {}
+
+
+def _without_surrogates(text: str) -> str:
+    return text.encode("utf-8", "replace").decode()
 
 
 def _quoted(text: str) -> str:

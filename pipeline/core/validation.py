@@ -6,12 +6,14 @@
 
 import json
 import re
+from collections import Counter
 from dataclasses import dataclass
 from typing import Final, Literal, NoReturn
 
 from pipeline.core.csv_rows import parse_csv_header, split_csv_row
 from pipeline.core.due import (
     DELAY_SEC_MAX,
+    EPOCH_MS_MIN,
     EPOCH_MS_PATTERN,
     INTEGER_PATTERN,
     NUMBER_PATTERN,
@@ -20,11 +22,11 @@ from pipeline.core.due import (
     has_no_zone,
     is_due_in_range,
 )
-from pipeline.core.messages import DEFAULT_TOPIC, MessageRequest, Reason, Rejection, has_lone_surrogate
+from pipeline.core.messages import DEFAULT_TOPIC, REQUEST_FIELDS, Message, Reason, Rejection, has_lone_surrogate
 
 Kind = Literal["json", "csv", "sock"]
 
-LINE_BYTES_MAX: Final = 4 * 1024 * 1024
+REQUEST_BYTES_MAX: Final = 4 * 1024 * 1024
 MESSAGE_BYTES_MAX: Final = 256 * 1024
 # The limits that Jackson, the parser of many producers and of Spark, sets by default (StreamReadConstraints).
 NUMBER_DIGITS_MAX: Final = 1_000
@@ -32,12 +34,9 @@ NAME_UTF16_UNITS_MAX: Final = 50_000
 
 ID_PATTERN: Final = r"[A-Za-z0-9._:-]{1,128}"
 TOPIC_PATTERN: Final = r"[A-Za-z0-9._-]{1,64}"
-BLANK_PATTERN: Final = r"[ \t\r]*+"
 JSON_TEXT_PATTERN: Final = r'"(?:[^"\\]++|\\.)*+"'
 # A request has two objects at most; a line with far more opening brackets could overflow a parser's stack.
 BRACKETS_MAX: Final = 64
-
-FIELD_NAMES: Final = frozenset({"message", "delay_sec", "countdown", "due", "id", "topic", "headers"})
 
 _ID: Final = re.compile(ID_PATTERN)
 _TOPIC: Final = re.compile(TOPIC_PATTERN)
@@ -65,7 +64,7 @@ class _RefusedError(ValueError):
 
 def validate_line(
     raw: bytes | str, kind: Kind, arrival_ms: int, header: str | None = None
-) -> MessageRequest | Rejection | None:
+) -> Message | Rejection | None:
     """Judge one line, without its line end (``\\n`` or ``\\r\\n``) and without the byte order mark of its file.
 
     A ``sock`` line comes without the arrival time in front of it; ``header`` is the first line of a ``csv`` file. Never raises on
@@ -80,10 +79,10 @@ def validate_line(
         return refused.rejection
 
 
-def _validate_line(raw: bytes | str, kind: Kind, arrival_ms: int, header: str) -> MessageRequest | None:
+def _validate_line(raw: bytes | str, kind: Kind, arrival_ms: int, header: str) -> Message | None:
     encoded = raw.encode(errors="surrogatepass") if isinstance(raw, str) else raw
-    if len(encoded) > LINE_BYTES_MAX:
-        _refuse(Reason.LINE_TOO_LONG, f"The line has {len(encoded)} bytes; at most {LINE_BYTES_MAX} are allowed.")
+    if len(encoded) > REQUEST_BYTES_MAX:
+        _refuse(Reason.LINE_TOO_LONG, f"The line has {len(encoded)} bytes; at most {REQUEST_BYTES_MAX} are allowed.")
     try:
         line = encoded.decode()
     except UnicodeDecodeError as error:
@@ -127,27 +126,27 @@ def _value_of_cell(name: str, cell: str) -> object:
         return cell
 
 
-def _validate_fields(fields: dict[str, object], arrival_ms: int) -> MessageRequest:
+def _validate_fields(fields: dict[str, object], arrival_ms: int) -> Message:
     for name in fields:
-        if name not in FIELD_NAMES:
-            _refuse(Reason.UNKNOWN_FIELD, f"The field {name[:80]!r} is not one of {', '.join(sorted(FIELD_NAMES))}.")
-    message = _validate_message(fields)
+        if name not in REQUEST_FIELDS:
+            _refuse(Reason.UNKNOWN_FIELD, f"The field {name[:80]!r} is not one of {', '.join(sorted(REQUEST_FIELDS))}.")
+    body = _validate_body(fields)
     due_ms = _validate_due(fields, arrival_ms)
-    caller_id = _validate_name(fields, "id", _ID, Reason.BAD_ID, "1 to 128 of A-Z a-z 0-9 . _ : -")
+    idempotency_key = _validate_name(fields, "id", _ID, Reason.BAD_ID, "1 to 128 of A-Z a-z 0-9 . _ : -")
     topic = _validate_name(fields, "topic", _TOPIC, Reason.BAD_TOPIC, "1 to 64 of A-Z a-z 0-9 . _ -")
-    return MessageRequest(due_ms, message, topic or DEFAULT_TOPIC, caller_id, _validate_headers(fields))
+    return Message(due_ms, body, topic or DEFAULT_TOPIC, idempotency_key or "", _validate_headers(fields))
 
 
-def _validate_message(fields: dict[str, object]) -> str:
+def _validate_body(fields: dict[str, object]) -> str:
     if "message" not in fields:
         _refuse(Reason.MISSING_MESSAGE, "The field message is missing.")
-    message = _text_of(fields, "message")
-    if not message:
+    body = _text_of(fields, "message")
+    if not body:
         _refuse(Reason.EMPTY_MESSAGE, "The field message is empty.")
-    size = len(message.encode())
+    size = len(body.encode())
     if size > MESSAGE_BYTES_MAX:
         _refuse(Reason.MESSAGE_TOO_LONG, f"The message has {size} bytes; at most {MESSAGE_BYTES_MAX} are allowed.")
-    return message
+    return body
 
 
 def _validate_due(fields: dict[str, object], arrival_ms: int) -> int:
@@ -176,9 +175,14 @@ def _delay_ms_of(name: str, value: object) -> int:
 
 def _due_ms_of(value: object) -> int:
     if isinstance(value, _Number) and _INTEGER.fullmatch(value.literal):
-        return int(value.literal)
+        number = int(value.literal)
+        if 0 <= number < EPOCH_MS_MIN:
+            _refuse(
+                Reason.DUE_IN_SECONDS, f"The due time {number} looks like seconds; epoch milliseconds have 13 digits."
+            )
+        return number
     if not isinstance(value, str):
-        wanted = "an ISO 8601 text or a whole number of milliseconds"
+        wanted = "an ISO 8601 string or a whole number of milliseconds"
         _refuse(Reason.WRONG_TYPE, f"The field due takes {wanted}, not {_kind_of(value)}.")
     due_ms = due_ms_of_text(value)
     if due_ms is None and has_no_zone(value):
@@ -204,22 +208,23 @@ def _validate_name(
 def _validate_headers(fields: dict[str, object]) -> dict[str, str]:
     headers = fields.get("headers", {})
     if not isinstance(headers, dict):
-        _refuse(Reason.BAD_HEADERS, f"The field headers takes an object of texts, not {_kind_of(headers)}.")
+        _refuse(Reason.BAD_HEADERS, f"The field headers takes an object of strings, not {_kind_of(headers)}.")
     for name, value in headers.items():
         if not isinstance(value, str):
-            _refuse(Reason.BAD_HEADERS, f"The header {name[:80]!r} takes a text, not {_kind_of(value)}.")
+            _refuse(Reason.BAD_HEADERS, f"The header {name[:80]!r} takes a string, not {_kind_of(value)}.")
     return headers
 
 
 def _text_of(fields: dict[str, object], name: str) -> str:
     value = fields[name]
     if not isinstance(value, str):
-        _refuse(Reason.WRONG_TYPE, f"The field {name} takes a text, not {_kind_of(value)}.")
+        hint = "; write JSON as a string, for example with to_json" if isinstance(value, dict | list) else ""
+        _refuse(Reason.WRONG_TYPE, f"The field {name} takes a string, not {_kind_of(value)}{hint}.")
     return value
 
 
 def _kind_of(value: object) -> str:
-    kinds = {bool: "true or false", str: "a text", dict: "an object", list: "an array", _Number: "this number"}
+    kinds = {bool: "true or false", str: "a string", dict: "an object", list: "an array", _Number: "this number"}
     return kinds.get(type(value), "null")
 
 
@@ -260,8 +265,7 @@ def _object_of(pairs: list[tuple[str, object]]) -> dict[str, object]:
         if len(name.encode("utf-16-le")) > 2 * NAME_UTF16_UNITS_MAX:
             _refuse(Reason.NOT_JSON, f"The name of a field is longer than {NAME_UTF16_UNITS_MAX} characters.")
     if len(fields) < len(pairs):
-        seen: set[str] = set()
-        twice = next(name for name, _ in pairs if name in seen or seen.add(name))  # type: ignore[func-returns-value]
+        [(twice, _)] = Counter(name for name, _ in pairs).most_common(1)
         _refuse(Reason.DUPLICATE_KEY, f"The field {twice[:80]!r} is there twice.")
     return fields
 

@@ -1,23 +1,59 @@
-"""What a loop does for topics in its spare time: lets go what their streams need not keep, and ends resumes that were cut off."""
+"""What a drain loop has done beside its deliveries, by a thread of its own: the loop never waits for it."""
 
 import logging
 from collections.abc import Callable, Sequence
 from itertools import islice
+from math import inf
 
 from pipeline.config import TopicSettings
 from pipeline.core.clock import Clock
 from pipeline.core.errors import PipelineError
+from pipeline.drain.stats import Totals
 from pipeline.store.keys import Keys
 from pipeline.store.topics import Topics
 
-REST_MS, BUSY_MS = 5_000, 1_000  # between two topics; the latter after one that had something to drop
+REST_MS, BUSY_MS = 5_000, 1_000  # between two topics; the latter after one that had something to trim
 TRIMS_MAX, PUT_BACKS_MAX = 100, 50  # scripts for one topic at a time, in each shard
 
 log = logging.getLogger(__name__)
 
 
-class Housekeeping:
-    """An aside of the loop that looks after one topic at a time, in turn; what can't be done now is done later."""
+class Reclaimer:
+    """Gives back the claims whose lease is over, once the loop has seen one.
+
+    Args:
+        reclaim: gives back some and returns how many messages, 0 if nothing is left; raises ``PipelineError`` if it can't.
+
+        notify: lets all loops look for messages at once; raises ``PipelineError`` if it can't.
+    """
+
+    def __init__(self, reclaim: Callable[[], int], notify: Callable[[], object], totals: Totals) -> None:
+        self._reclaim = reclaim
+        self._notify = notify
+        self._totals = totals
+        self._is_requested = False
+
+    def request(self) -> None:
+        """Say that a lease is over; what there is to do is done by the next ``step``."""
+        self._is_requested = True
+
+    def step(self) -> float:
+        """Give back what has expired, if it was requested; see ``background.Task``."""
+        if not self._is_requested:
+            return inf
+        self._is_requested = False
+        try:
+            while reclaimed := self._reclaim():
+                self._totals.reclaimed += reclaimed
+                log.warning("took back %d messages of a loop that did not acknowledge them in time", reclaimed)
+                self._notify()
+        except PipelineError as exc:
+            log.debug("reclaimed later: %s", exc)  # the loop itself logs what is wrong, and requests it again
+        return inf
+
+
+class Trimmer:
+    """Drops what streams need not keep and finishes resumes that were cut off, for one topic at a time."""
 
     def __init__(
         self, topics: Topics, shards: Sequence[Keys], of_topic: Callable[[str], TopicSettings], clock: Clock
@@ -29,22 +65,24 @@ class Housekeeping:
         self._waiting: list[str] = []
         self._next_ms = clock.monotonic_ms()
 
-    def __call__(self, free_ms: float, next_ms: float | None) -> None:
-        """Look after the next topic, if it is time to; see ``loop.Aside``."""
+    def step(self) -> float:
+        """Look after the next topic, if it is time to; see ``background.Task``. What can't be done now is done later."""
         now_ms = self._clock.monotonic_ms()
         if now_ms < self._next_ms:
-            return
-        self._next_ms = now_ms + REST_MS
+            return self._next_ms - now_ms
+        rest_ms = REST_MS
         try:
             if not self._waiting:
                 self._waiting = self._topics.names()
             if self._waiting and self._look_after(self._waiting.pop(0)):
-                self._next_ms = now_ms + BUSY_MS
+                rest_ms = BUSY_MS
         except PipelineError as exc:
-            log.debug("left for later: %s", exc)  # the loop itself tells what is the matter
+            log.debug("trimmed later: %s", exc)  # the loop itself logs what is wrong
+        self._next_ms = now_ms + rest_ms
+        return rest_ms
 
     def _look_after(self, topic: str) -> int:
-        """Look after one topic; returns how many entries its streams lost, and messages were put back."""
+        """Trim one topic; returns how many entries its streams lost, and messages were put back."""
         server_ms = self._topics.now_ms()
         done = 0
         for keys in self._shards:

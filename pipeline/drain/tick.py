@@ -1,14 +1,15 @@
 """One pass of the drain loop: claim, deliver, acknowledge."""
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 from pipeline.core.clock import Clock
 from pipeline.core.errors import SinkClosed, StoreError, StoreUnavailable
-from pipeline.core.messages import Message, decode_member
-from pipeline.sinks.base import Delivery, Sink
+from pipeline.core.ids import MESSAGE_ID_LENGTH
+from pipeline.core.messages import Message
+from pipeline.sinks.base import Sink
 from pipeline.store.base import Claim, ClaimedMessage, ClaimReply, DrainStore
 
 log = logging.getLogger(__name__)
@@ -18,7 +19,7 @@ LEASE_MARGIN = 0.1  # the part of the lease that is left unused, for clocks that
 T = TypeVar("T")
 
 
-class Patience(Protocol):
+class RetryCall(Protocol):
     """Makes a call to the store again until it is answered."""
 
     def __call__(self, call: Callable[[], T]) -> T:
@@ -30,124 +31,152 @@ class Patience(Protocol):
 class Tick:
     """What one pass did.
 
-    ``next_ms`` is how long nothing can be due, None if nothing is scheduled; ``last_due_ms`` the latest due time delivered;
-    ``asked_ms`` when the claim was asked for, on the monotonic clock. ``handed`` is what the sink took, and ``handed_ms`` when it
-    had all of it, on the clock of this machine. ``moved`` has the due times of what the claim moved into streams, by topic, or
-    ``<topic>:<group>`` for what comes again for a group; ``delivered`` does not count it.
+    ``reply`` is what the store answered, and ``asked_ms`` when it was asked for that, on the monotonic clock. ``deliveries`` is
+    what the sink took of the claim, and ``delivered_ms`` when it had all of it, epoch ms UTC on the clock of this machine.
+    ``is_late`` if the lease was over before these were acknowledged: then they are redelivered.
     """
 
-    delivered: int
-    stale: int
-    now_ms: int
-    next_ms: int | None
-    first_lease_ms: int | None
-    last_due_ms: int | None = None
-    asked_ms: float = 0.0
-    claimed: int = 0
-    handed: Sequence[Delivery] = ()
-    handed_ms: int = 0
-    moved: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    reply: ClaimReply
+    asked_ms: float
+    deliveries: Sequence[Message] = ()
+    delivered_ms: int = 0
+    is_late: bool = False
+
+    @property
+    def claimed(self) -> int:
+        """How many messages were taken in flight."""
+        return len(self.reply.claim.messages) if self.reply.claim else 0
+
+    @property
+    def late_acks(self) -> int:
+        """How many messages were delivered and not acknowledged in time."""
+        return len(self.deliveries) if self.is_late else 0
+
+    @property
+    def next_ms(self) -> int | None:
+        """How long nothing can be due: 0 if something may be due now, None if nothing is scheduled."""
+        if self.reply.claim is not None:
+            return 0
+        if self.reply.next_due_ms is None:
+            return None
+        return max(
+            0, self.reply.next_due_ms - self.reply.now_ms
+        )  # they can be of two shards, asked one after the other
+
+    @property
+    def last_due_ms(self) -> int | None:
+        """The latest due time of what was claimed or moved, None if nothing was."""
+        if self.reply.claim is not None:
+            return self.reply.claim.messages[-1].due_ms
+        return max((each.due_ms for moved in self.reply.moved.values() for each in moved), default=None)
+
+    @property
+    def is_lease_over(self) -> bool:
+        """Whether a claim of some loop waits to be given back."""
+        return self.reply.first_lease_ms is not None and self.reply.first_lease_ms <= self.reply.now_ms
 
 
 def run_tick(
-    store: DrainStore, sink: Sink, clock: Clock, name: str, stopping: Callable[[], bool], patiently: Patience
+    store: DrainStore, sink: Sink, clock: Clock, name: str, stopping: Callable[[], bool], retrying: RetryCall
 ) -> Tick:
     """Deliver one claim, if anything is due.
 
     At least once: a message is acknowledged after the sink has it, so whatever ends this between the two repeats it. Nothing is
-    begun after the lease, and a stop does not wait for a sink that is blocked: the rest is given back.
+    started after the lease, and a stop does not wait for a sink that is blocked: the rest is given back.
 
     Args:
         name: unique to this pass, so that a claim whose reply was lost can be asked for again.
 
-        patiently: how calls to the store are made.
+        retrying: how calls to the store are made.
     Raises:
         StoreUnavailable: the loop has to end and the server does not answer before all is acknowledged that was delivered; a claim
             is left to its lease.
         SinkClosed: the claim is given back.
     """
-    asked_ms = 0.0
-
-    def ask() -> ClaimReply:
-        nonlocal asked_ms
-        asked_ms = clock.monotonic_ms()  # before the server can have started the lease
-        return store.claim(name)
-
-    reply = patiently(ask)
+    question = _ClaimCall(store, clock, name)
+    reply = retrying(question)
     claim = reply.claim
     if claim is None:
-        next_ms = None if reply.next_due_ms is None else reply.next_due_ms - reply.now_ms
-        last_due_ms = max((due_ms for dues in reply.moved.values() for due_ms in dues), default=None)
-        return Tick(
-            0, 0, reply.now_ms, next_ms, reply.first_lease_ms, last_due_ms, asked_ms=asked_ms, moved=reply.moved
-        )
-
-    deadline_ms = asked_ms + (claim.lease_until_ms - reply.now_ms) * (1 - LEASE_MARGIN)
-
-    def in_time() -> bool:
-        return clock.monotonic_ms() < deadline_ms
-
-    deliveries = [_delivery(claimed) for claimed in claim.messages]
+        return Tick(reply, question.asked_ms)
+    lease = _Lease(clock, question.asked_ms, claim.lease_until_ms - reply.now_ms)
+    deliveries = [_message(claimed) for claimed in claim.messages]
     try:
-        delivered = sink.deliver(deliveries, in_time, lambda: in_time() and not stopping())
+        delivered = sink.deliver(deliveries, lease.is_running, lambda: lease.is_running() and not stopping())
     except SinkClosed as exc:
-        _give_back(store, claim, min(exc.begun, len(deliveries)))
+        _give_back(store, claim, min(exc.started, len(deliveries)))
         raise
-    handed_ms = clock.wall_ms()
-    held = _acknowledge(store, claim, deliveries[:delivered], patiently, in_time)
+    delivered_ms = clock.wall_ms()
+    held = _acknowledge(store, claim, deliveries[:delivered], retrying, lease)
     if held and delivered < len(deliveries):
         try:
-            patiently(lambda: store.release(claim, delivered))
+            retrying(lambda: store.release(claim, delivered))
         except StoreUnavailable as exc:  # the loop has to end, and what it delivered counts all the same
             log.warning("stopped while Redis does not answer, so the rest of a claim comes after its lease: %s", exc)
-    return Tick(
-        delivered=delivered,
-        stale=0 if held else delivered,
-        now_ms=reply.now_ms,
-        next_ms=0,
-        first_lease_ms=reply.first_lease_ms,
-        last_due_ms=claim.messages[-1].due_ms,
-        asked_ms=asked_ms,
-        claimed=len(deliveries),
-        handed=deliveries[:delivered],
-        handed_ms=handed_ms,
-        moved=reply.moved,
-    )
+    return Tick(reply, question.asked_ms, deliveries[:delivered], delivered_ms, is_late=not held)
+
+
+@dataclass(slots=True)
+class _ClaimCall:
+    """Asks for a claim, as often as it takes, and knows when it did so last."""
+
+    store: DrainStore
+    clock: Clock
+    name: str
+    asked_ms: float = 0.0
+
+    def __call__(self) -> ClaimReply:
+        self.asked_ms = self.clock.monotonic_ms()  # before the server can have started the lease
+        return self.store.claim(self.name)
+
+
+class _Lease:
+    """How long messages may be started, measured on the monotonic clock from when the claim was asked for."""
+
+    def __init__(self, clock: Clock, asked_ms: float, lease_ms: int) -> None:
+        self._clock = clock
+        self._deadline_ms = asked_ms + lease_ms * (1 - LEASE_MARGIN)
+
+    def is_running(self) -> bool:
+        return self._clock.monotonic_ms() < self._deadline_ms
+
+
+@dataclass(slots=True)
+class _AckCall:
+    """Acknowledges the first messages of a claim, and counts how often it had to ask."""
+
+    store: DrainStore
+    claim: Claim
+    delivered: Sequence[Message]
+    tries: int = 0
+
+    def __call__(self) -> bool:
+        self.tries += 1
+        idempotency_keys = [message.id for message in self.delivered if message.id != message.message_id]
+        return self.store.ack(self.claim, len(self.delivered), idempotency_keys)
 
 
 def _acknowledge(
-    store: DrainStore,
-    claim: Claim,
-    delivered: Sequence[Delivery],
-    patiently: Patience,
-    within_lease: Callable[[], bool],
+    store: DrainStore, claim: Claim, delivered: Sequence[Message], retrying: RetryCall, lease: _Lease
 ) -> bool:
     """Acknowledge until there is an answer; False if the lease was over before."""
-    caller_ids = [d.message.id for d in delivered if d.message.id != d.message.message_id]
-    tries = 0
-
-    def call() -> bool:
-        nonlocal tries
-        tries += 1
-        return store.ack(claim, len(delivered), caller_ids)
-
-    held = patiently(call)
+    call = _AckCall(store, claim, delivered)
+    held = retrying(call)
     # Within the lease nobody else can have ended the claim, so it was this acknowledgement, whose first reply was lost.
-    return held or (tries > 1 and within_lease())
+    return held or (call.tries > 1 and lease.is_running())
 
 
 def _give_back(store: DrainStore, claim: Claim, delivered: int) -> None:
     try:
         store.release(claim, delivered)
     except StoreError:
-        pass  # the sink's error is the one to tell; the lease gives the messages back
+        pass  # the sink's error is the one to report; the lease gives the messages back
 
 
-def _delivery(claimed: ClaimedMessage) -> Delivery:
+def _message(claimed: ClaimedMessage) -> Message:
     """Read a member; one that is not in our format, say from a hand-made ZADD, is delivered as it stands."""
     try:
-        message = decode_member(claimed.member)
+        return Message.from_member(claimed.member, claimed.due_ms, claimed.attempt)
     except ValueError:
         text = claimed.member.decode("utf-8", "replace")
-        message = Message(message_id=text[:22], id=text[:22], topic="default", message=text, headers={})
-    return Delivery(message, claimed.due_ms if message.due_ms is None else message.due_ms, claimed.attempt)
+        message_id = text[:MESSAGE_ID_LENGTH]
+        return Message(claimed.due_ms, text, id=message_id, message_id=message_id, attempt=claimed.attempt)

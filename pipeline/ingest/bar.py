@@ -15,50 +15,50 @@ from pipeline.ingest.transactions import ALL_STORED
 from pipeline.landing.names import parse_landing_name
 
 LOOK_MS = 200
-FILES_A_LOOK = 5_000  # about as many lie before those that nobody has begun
+FILES_A_LOOK = 5_000  # about as many lie before those that nobody has started
 
 
-class Intake:
+class StoredBytes:
     """How many bytes of the landing files that are there now have been stored, file by file."""
 
-    def __init__(self, landing: Path, fences_of: Callable[[Sequence[str]], list[str]]) -> None:
+    def __init__(self, landing: Path, markers_of: Callable[[Sequence[str]], list[str]]) -> None:
         self._landing = landing
-        self._fences_of = fences_of
+        self._markers_of = markers_of
         names = sorted(os.listdir(landing))
         self._left = {
             landed.token: (name, (landing / name).stat().st_size)
             for name in names
             if (landed := parse_landing_name(name))
         }
-        self._taken_bytes = 0
+        self._bytes = 0
         self.total_bytes = sum(size for _, size in self._left.values())
 
-    def taken_bytes(self) -> int:
-        """Look again. A file that is gone was stored whole; of the others their fences tell."""
+    def count(self) -> int:
+        """Look again. A file that is gone was stored whole; of the others the markers say how far they are."""
         here = set(os.listdir(self._landing))
         asked = list(self._left)[:FILES_A_LOOK]
-        stored = {token for token, fence in zip(asked, self._fences_of(asked), strict=True) if fence == ALL_STORED}
+        marked = {token for token, marker in zip(asked, self._markers_of(asked), strict=True) if marker == ALL_STORED}
         for token, (name, size) in list(self._left.items()):
-            if token in stored or name not in here:
-                self._taken_bytes += size
+            if token in marked or name not in here:
+                self._bytes += size
                 del self._left[token]
-        return self._taken_bytes
+        return self._bytes
 
 
 @contextmanager
 def intake_bar(
-    landing: Path, fences_of: Callable[[Sequence[str]], list[str]], stream: TextIO, clock: Clock
+    landing: Path, markers_of: Callable[[Sequence[str]], list[str]], stream: TextIO, clock: Clock
 ) -> Iterator[Callable[[], None]]:
     """Draw a bar on ``stream`` while the block lasts, if it is a terminal; log lines stand above it.
 
     Args:
-        fences_of: returns the fences of landing files.
+        markers_of: returns the markers of landing files.
 
     Returns:
         What moves the bar; it may be called as often as one likes.
     """
-    intake = Intake(landing, fences_of) if stream.isatty() else None
-    if intake is None or not intake.total_bytes:
+    stored = StoredBytes(landing, markers_of) if stream.isatty() else None
+    if stored is None or not stored.total_bytes:
         yield lambda: None
         return
     tqdm.monitor_interval = 0  # no thread beside Spark's
@@ -66,7 +66,7 @@ def intake_bar(
     with (
         logging_redirect_tqdm(),
         tqdm(
-            total=intake.total_bytes, desc="taking in", unit="B", unit_scale=True, file=stream, dynamic_ncols=True
+            total=stored.total_bytes, desc="taking in", unit="B", unit_scale=True, file=stream, dynamic_ncols=True
         ) as bar,
     ):
 
@@ -74,15 +74,15 @@ def intake_bar(
             nonlocal next_ms
             if clock.monotonic_ms() >= next_ms:
                 next_ms = clock.monotonic_ms() + LOOK_MS
-                _draw(bar, intake)
+                _draw(bar, stored)
 
         yield move
-        _draw(bar, intake)
+        _draw(bar, stored)
 
 
-def _draw(bar: "tqdm[None]", intake: Intake) -> None:
+def _draw(bar: "tqdm[None]", stored: StoredBytes) -> None:
     try:
-        bar.update(max(0, intake.taken_bytes() - bar.n))
+        bar.update(max(0, stored.count() - bar.n))
     except (StoreError, OSError):
-        return  # the query itself tells what is the matter
+        return  # the query itself logs the error
     bar.refresh()  # the time goes on, too

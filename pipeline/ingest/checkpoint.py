@@ -1,8 +1,8 @@
-"""A local checkpoint seen from outside: which landing files its committed batches have read, and how it is begun anew.
+"""A local checkpoint seen from outside: which landing files its committed batches have read, and how it is started anew.
 
 Spark's file source remembers every file that it has ever seen, in memory and in a log that it rewrites every ten batches, so
 a checkpoint that lives for a year gets slower every day. Ours may be thrown away at any time: what makes storing exactly-once
-is the fence of each landing file in Redis. ``docs/adr/0009-rolling-the-checkpoint.md`` has the order of the steps and why.
+is the marker of each landing file in Redis. ``docs/adr/0009-rolling-the-checkpoint.md`` has the order of the steps and why.
 
     commits/N            there once batch N is committed
     offsets/N            last line {"logOffset": K}: batch N ends with entry K of the log of files
@@ -14,7 +14,7 @@ import json
 import logging
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,6 +30,7 @@ MARK_NAME = "duetime-rolling"
 _SPARKS_NAMES = ("commits", "offsets", "sources", "state", "metadata", ".metadata.crc")
 _COMPACT = ".compact"
 _FORMAT = "v1"
+OWN_MAX = 5  # entries that are looked for one by one
 
 
 def log_id_of(checkpoint: Path, batch_id: int) -> int:
@@ -54,30 +55,12 @@ def committed_log_id(checkpoint: Path) -> int:
 def names_read(checkpoint: Path, after: int, up_to: int) -> set[str]:
     """Return the names of the files that the entries ``after`` < K <= ``up_to`` brought; raises as above."""
     found = set()
-    for log_id, path in _current_log(checkpoint):
-        if log_id <= after or (log_id > up_to and path.suffix != _COMPACT):
-            continue
+    for path in _logs_between(checkpoint, after, up_to):
         for line in _read_log(path):
             entry = json.loads(line)
             if after < entry["batchId"] <= up_to:
                 found.add(entry["path"].rpartition("/")[2])
     return found
-
-
-def delete_read(checkpoint: Path, landing: Path) -> int:
-    """Delete the landing files that committed batches have read, and return how many were still there.
-
-    Spark does the same one batch late, so a stop or a crash leaves those of the last batch. No query may be running. A file of a
-    batch that is not committed stays; raises as above.
-    """
-    up_to = committed_log_id(checkpoint)
-    here = _names(landing)
-    if up_to < 0 or all(name.startswith(".") for name in here):
-        return 0
-    leftovers = names_read(checkpoint, -1, up_to).intersection(here)
-    for name in leftovers:
-        _remove(landing / name)
-    return len(leftovers)
 
 
 def begin_anew(checkpoint: Path) -> None:
@@ -100,18 +83,24 @@ def finish_beginning_anew(checkpoint: Path) -> None:
 
 
 @dataclass(slots=True)
-class CheckpointKeeper:
-    """Keeps a local checkpoint short, and the landing folder free of what is stored."""
+class CheckpointRoller:
+    """Keeps a local checkpoint short.
+
+    Args:
+        delete_stored: deletes those of the named landing files that are stored, and returns the others that are there.
+    """
 
     checkpoint: Path
-    landing: Path
+    delete_stored: Callable[[Iterable[str]], Sequence[str]]
     files_max: int
     clock: Clock
     _next_look_ms: float = 0.0
     _due_since_ms: float | None = None
 
     def prepare(self) -> int:
-        """Clean up while no query runs: what the last one has left of files that are stored, and a log that is too long.
+        """Clean up while no query runs: what a stop or a crash has left of files that are stored, and a log that is too long.
+
+        A log that names a file which is not stored is thrown away, too: Spark would never read that file again.
 
         Returns:
             How many files the log named that was thrown away, 0 if it goes on.
@@ -121,25 +110,18 @@ class CheckpointKeeper:
         try:
             finish_beginning_anew(self.checkpoint)
             # In this order: whatever is in the landing folder when a checkpoint begins will be read.
-            deleted = delete_read(self.checkpoint, self.landing)
-            log.debug("deleted %d landing files that are stored", deleted)
-            files = self._committed_files()
-            if files <= self.files_max:
+            committed = self._committed_names()
+            if unstored := self.delete_stored(committed):
+                log.warning("%d files are read again, since no marker says that they are stored whole", len(unstored))
+            elif len(committed) <= self.files_max:
                 return 0
             begin_anew(self.checkpoint)
-            return files
+            return len(committed)
         except (OSError, ValueError, KeyError, TypeError) as exc:
             raise PipelineError(
                 f"The checkpoint {self.checkpoint} can't be used ({exc}): put that right, or delete the folder; "
                 "what is stored is known from Redis."
             ) from exc
-
-    def tidy(self) -> None:
-        """Delete what is stored and still in the landing folder, at the end; what can't be deleted now is at the next start."""
-        try:
-            delete_read(self.checkpoint, self.landing)
-        except (OSError, ValueError, KeyError, TypeError) as exc:
-            log.debug("the landing folder is tidied up at the next start: %s", exc)
 
     def wants_stop(self, is_between_batches: Callable[[], bool]) -> bool:
         """Tell whether the query should be stopped now, for ``prepare``, and started again."""
@@ -157,24 +139,30 @@ class CheckpointKeeper:
 
     def _is_long(self) -> bool:
         try:
-            return self._committed_files() > self.files_max
+            return len(self._committed_names()) > self.files_max
         except (OSError, ValueError) as exc:  # Spark may have tidied up between two of our steps
             log.debug("the length of the checkpoint's log is looked at later: %s", exc)
             return False
 
-    def _committed_files(self) -> int:
-        # Without those of the batch in hand: however long a batch takes, cutting it off can't repeat for ever.
-        return len(names_read(self.checkpoint, -1, committed_log_id(self.checkpoint)))
+    def _committed_names(self) -> set[str]:
+        # Without those of the batch in flight: however long a batch takes, cutting it off can't repeat for ever.
+        return names_read(self.checkpoint, -1, committed_log_id(self.checkpoint))
 
 
-def _current_log(checkpoint: Path) -> Iterator[tuple[int, Path]]:
-    """List the newest compacted file of the log, if there is one, and the entries after it."""
+def _logs_between(checkpoint: Path, after: int, up_to: int) -> Iterator[Path]:
+    """List the files that have the entries ``after`` < K <= ``up_to``: their own, or the newest compacted one and later ones."""
     folder = checkpoint / "sources" / "0"
+    # The entries of one batch lie in files of their own, but for every tenth: no need to list the thousands that Spark keeps.
+    own = [folder / str(log_id) for log_id in range(after + 1, min(up_to, after + OWN_MAX) + 1)]
+    if up_to - after <= OWN_MAX and all(path.exists() for path in own):
+        yield from own
+        return
     ids = {name: int(name.removesuffix(_COMPACT)) for name in _names(folder) if name.removesuffix(_COMPACT).isdecimal()}
     newest = max((log_id for name, log_id in ids.items() if name.endswith(_COMPACT)), default=-1)
     for name, log_id in ids.items():
-        if log_id > newest or name == f"{newest}{_COMPACT}":
-            yield log_id, folder / name
+        is_between = after < log_id <= up_to
+        if (is_between and log_id > newest) or (name == f"{newest}{_COMPACT}" and after < newest):
+            yield folder / name
 
 
 def _read_log(path: Path) -> list[str]:

@@ -1,4 +1,4 @@
-"""The driver's loop: keep the feed going, watch the query, end both cleanly."""
+"""The driver's loop: keep the source going, watch the query, end both cleanly."""
 
 import logging
 from collections.abc import Callable, Iterable, Sequence
@@ -13,95 +13,95 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from pipeline.core.clock import Clock
 from pipeline.core.errors import PipelineError, StoreError
-from pipeline.core.ids import token_epoch_ms
-from pipeline.ingest.checkpoint import CheckpointKeeper
-from pipeline.ingest.feeds import Feed
+from pipeline.ingest.checkpoint import CheckpointRoller
 from pipeline.ingest.query import query_failure
+from pipeline.ingest.sources import Source
 
 log = logging.getLogger(__name__)
 
-STOP_MS = 20_000  # how long a batch in hand may take at a stop; cut off after that, it is replayed at the next start
+STOP_MS = 20_000  # how long a running batch may take at a stop; cut off after that, it is replayed at the next start
 CHECK_MS = 20
 LOOKS_PER_KEEP = 6
 
 
-class FenceStore(Protocol):
+class MarkerStore(Protocol):
     """What the sweeper asks of the store."""
 
-    def fenced_tokens(self, source_id: str) -> Iterable[str]:
-        """Walk the landing files that have a fence."""
+    def marked_parts(self, source_id: str) -> Iterable[tuple[str, int]]:
+        """Walk the parts that have a marker, each with when it moved last (epoch ms); one may come several times."""
         ...
 
-    def forget_fences(self, source_id: str, file_tokens: Sequence[str]) -> None:
-        """Drop fences."""
+    def forget_markers(self, source_id: str, part_ids: Sequence[str]) -> None:
+        """Delete markers."""
         ...
 
 
 def run_until_stopped(
-    feed: Feed,
+    source: Source,
     query: StreamingQuery,
     start_again: Callable[[], StreamingQuery],
     clock: Clock,
     stopping: Callable[[], bool],
     interruptibly: Callable[[Callable[[], object]], None],
-    sweeper: "FenceSweeper | None",
-    keeper: CheckpointKeeper | None,
+    sweeper: "MarkerSweeper | None",
+    roller: CheckpointRoller | None,
 ) -> None:
-    """Feed the query until a stop, then let its batch finish.
+    """Feed the query until a stop, then let its batch finish; the source stays open.
 
     Args:
-        start_again: starts the next query when the checkpoint was begun anew.
+        start_again: starts the next query when the checkpoint was started anew.
 
         sweeper: None for an input without landing folder.
 
-        keeper: None for a checkpoint that is not ours to keep.
+        roller: None for a checkpoint that is not ours to keep.
 
     Raises:
         PipelineError: the query ended by itself, or its checkpoint can't be kept.
     """
     while not stopping():
-        feed.step(stopping)
+        source.step(stopping)
         if sweeper is not None:
             sweeper.sweep()
         if not query.isActive:
             raise_failure(query)
-        if keeper is not None and keeper.wants_stop(partial(_is_between_batches, query)):
+        if roller is not None and roller.wants_stop(partial(_is_between_batches, query)):
             stopped_ms = clock.monotonic_ms()
             query.stop()
-            files = keeper.prepare()
+            files = roller.prepare()
             query = start_again()
             paused_sec = (clock.monotonic_ms() - stopped_ms) / 1000
             log.info("rolled the checkpoint: its log named %s files; paused for %.2f s", f"{files:,}", paused_sec)
-        interruptibly(feed.wait)
-    feed.close()
+        interruptibly(source.wait)
+    source.finish()
     stop_query(query, clock)
-    if keeper is not None:
-        keeper.tidy()
 
 
 def _is_between_batches(query: StreamingQuery) -> bool:
     return not query.status["isTriggerActive"]
 
 
-def run_once(feed: Feed, stopping: Callable[[], bool], interruptibly: Callable[[Callable[[], object]], None]) -> None:
+def run_once(
+    source: Source, stopping: Callable[[], bool], interruptibly: Callable[[Callable[[], object]], None]
+) -> None:
     """Bring in what is there, before a query that takes in what is there; it ends whatever the input does.
+
+    The source stays open, so that no other job takes its input while the query runs.
 
     Raises:
         SourceError: the line server was never reached, or the disk stays full.
     """
-    feed.step(stopping)
-    feed.start_finishing()
-    while not stopping() and not feed.is_taken_in():
-        interruptibly(feed.wait)
-        feed.step(stopping)
-    feed.close()
+    source.step(stopping)
+    source.begin_drain()
+    while not stopping() and not source.is_drained():
+        interruptibly(source.wait)
+        source.step(stopping)
+    source.finish()
 
 
 def run_to_the_end(
     query: StreamingQuery,
     stopping: Callable[[], bool],
     clock: Clock,
-    keeper: CheckpointKeeper | None,
     look: Callable[[], object] | None,
 ) -> None:
     """Wait for a query that ends by itself; ``look`` is called many times a second.
@@ -119,12 +119,10 @@ def run_to_the_end(
     else:
         if query.exception() is not None:
             raise_failure(query)
-    if keeper is not None:
-        keeper.tidy()
 
 
 def stop_query(query: StreamingQuery, clock: Clock) -> None:
-    """Stop between two batches, if the one in hand ends soon; one that is cut off is replayed and stores nothing twice."""
+    """Stop between two batches, if the running one ends soon; one that is cut off is replayed and stores nothing twice."""
     deadline_ms = clock.monotonic_ms() + STOP_MS
     try:
         while query.isActive and not _is_between_batches(query) and clock.monotonic_ms() < deadline_ms:
@@ -132,7 +130,7 @@ def stop_query(query: StreamingQuery, clock: Clock) -> None:
         query.stop()
     except (Py4JError, OSError):
         # A SIGTERM to the whole process group, as systemd sends it, ends the JVM as well.
-        log.warning("Spark was stopped first, so the batch in hand is replayed at the next start")
+        log.warning("Spark was stopped first, so the running batch is replayed at the next start")
 
 
 def raise_failure(query: StreamingQuery) -> NoReturn:
@@ -144,14 +142,14 @@ def raise_failure(query: StreamingQuery) -> NoReturn:
 
 
 @dataclass(slots=True)
-class FenceSweeper:
-    """Forgets the fences of landing files that are gone, ``keep_ms`` after they landed.
+class MarkerSweeper:
+    """Deletes the markers of landing files that are gone, ``keep_ms`` after their last move.
 
-    A fence must outlive every task that may still hold rows of its file. A file is deleted only after its batch is
+    A marker must outlive every task that may still hold rows of its file. A file is deleted only after its batch is
     committed, and it counts as gone when it is missing at a start, or at two looks in a row.
     """
 
-    store: FenceStore
+    store: MarkerStore
     source_id: str
     landing: Path
     keep_ms: float
@@ -160,7 +158,7 @@ class FenceSweeper:
     _next_ms: float = 0.0
 
     def sweep(self) -> None:
-        """Look once in a while; a server that does not answer is for others to tell."""
+        """Look once in a while; a server that does not answer is reported elsewhere."""
         now_ms = self.clock.monotonic_ms()
         if now_ms < self._next_ms:
             return
@@ -168,11 +166,13 @@ class FenceSweeper:
         oldest_ms = self.clock.wall_ms() - self.keep_ms
         try:
             here = {path.name.partition(".")[0] for path in self.landing.iterdir()}
-            # The fence of a later piece of a large file has the piece's first line behind the file's token.
-            missing = {f for f in self.store.fenced_tokens(self.source_id) if f.partition(".")[0] not in here}
-            gone = missing if self._missing is None else missing & self._missing
-            old = [f for f in gone if token_epoch_ms(f.partition(".")[0]) < oldest_ms]
-            self.store.forget_fences(self.source_id, old)
-            self._missing = missing
+            moved_ms: dict[str, int] = {}  # of the parts whose file is gone; each shard may have a marker of the part
+            for part_id, at_ms in self.store.marked_parts(self.source_id):
+                # The id of a later part of a large file is the file's token and the part's first line.
+                if part_id.partition(".")[0] not in here:
+                    moved_ms[part_id] = max(at_ms, moved_ms.get(part_id, at_ms))
+            gone = moved_ms.keys() if self._missing is None else moved_ms.keys() & self._missing
+            self.store.forget_markers(self.source_id, [part_id for part_id in gone if moved_ms[part_id] < oldest_ms])
+            self._missing = set(moved_ms)
         except (StoreError, OSError) as exc:
-            log.debug("the fences are swept later: %s", exc)
+            log.debug("the markers are swept later: %s", exc)

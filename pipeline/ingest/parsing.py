@@ -19,22 +19,15 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipeline.core.due import DELAY_SEC_MAX, due_ms_of_text, is_due_in_range
-from pipeline.core.ids import LINE_NO_MAX, message_id
-from pipeline.core.messages import (
-    BODY_PLAIN,
-    DEFAULT_TOPIC,
-    MessageRequest,
-    Reason,
-    Rejection,
-    encode_member,
-)
+from pipeline.core.due import DELAY_SEC_MAX, DUE_MS_MAX, EPOCH_MS_MIN, due_ms_of_text
+from pipeline.core.ids import LINE_NO_MAX
+from pipeline.core.messages import DEFAULT_TOPIC, FORM_PLAIN, Message, Reason, Rejection
 from pipeline.core.validation import ID_PATTERN, TOPIC_PATTERN, Kind, validate_line
-from pipeline.ingest.plain_lines import LINE_BYTES_MAX, NO_PLAIN_LINES, Ints, Lines, read_plain_lines
+from pipeline.ingest.plain_lines import NO_PLAIN_LINES, PLAIN_LINE_BYTES_MAX, Ints, Lines, read_plain_lines
 
-# A file is parsed and stored in pieces of about so many bytes, cut at line ends, which bounds what a task holds of it. The
-# cuts name the fences of the pieces, so the number must never change.
-PIECE_BYTES: Final = 16 * 1024 * 1024
+# A file is parsed and stored in parts of about so many bytes, cut at line ends, which bounds what a task holds of it. The
+# cuts name the markers of the parts, so the number must never change.
+PART_BYTES: Final = 16 * 1024 * 1024
 PLAIN_FROM_LINES: Final = 100  # so many take as long one by one as at once
 
 _BOM: Final = b"\xef\xbb\xbf"
@@ -47,14 +40,14 @@ _HEX_DIGITS: Final = np.frombuffer(b"0123456789abcdef", np.uint8)
 
 
 class _Fields(msgspec.Struct, forbid_unknown_fields=True, gc=False):
-    """The fields of a request as JSON types; null is none of them."""
+    """The fields of a request as JSON types; null is none of them. An empty id or topic is told from none by its quotes."""
 
     message: str
     delay_sec: int | float | msgspec.UnsetType = _ABSENT
     countdown: int | float | msgspec.UnsetType = _ABSENT
     due: int | str | msgspec.UnsetType = _ABSENT
-    id: str | msgspec.UnsetType = _ABSENT
-    topic: str | msgspec.UnsetType = _ABSENT
+    id: str = ""
+    topic: str = ""
     headers: dict[str, str] | msgspec.UnsetType = _ABSENT
 
 
@@ -83,24 +76,24 @@ class RejectedLine:
 
 
 @dataclass(frozen=True, slots=True)
-class ParsedPiece:
-    """The messages of one piece of a file: ``line_nos``, ``due_ms`` and ``members`` run in parallel, in no order.
+class ParsedPart:
+    """The messages of one part of a file: ``line_nos``, ``due_ms`` and ``members`` run in parallel, in no order.
 
-    ``fence_token`` names what is stored of this piece; ``caller_ids`` are by index into the three.
+    ``part_id`` names what is stored of this part; ``idempotency_keys`` are by index into the three.
     """
 
-    fence_token: str
+    part_id: str
     line_nos: Ints
     due_ms: Ints
     members: pa.Array
-    caller_ids: dict[int, str]
+    idempotency_keys: dict[int, str]
     rejected: list[RejectedLine]
     lines: int
     blank: int
 
 
-def parse_file(file: FileText) -> Iterator[ParsedPiece]:
-    """Yield the pieces of a file; a file without lines is one empty piece. Never raises on what users sent.
+def parse_file(file: FileText) -> Iterator[ParsedPart]:
+    """Yield the parts of a file; a file without lines is one empty part. Never raises on what users sent.
 
     Lines end with ``\\n``, and one ``\\r`` before it is not theirs; the file's byte order mark and a CSV header are no lines.
     """
@@ -110,15 +103,15 @@ def parse_file(file: FileText) -> Iterator[ParsedPiece]:
         end = _line_end(content, start)
         header = content[start:end].removesuffix(b"\n").removesuffix(b"\r").decode(errors="replace")
         start = end
-    fence_token = file.token
+    part_id = file.token
     while True:
-        end = _line_end(content, start + PIECE_BYTES)
-        piece = _parse_piece(fence_token, file, header, Lines.of(content[start:end]), first_line)
-        yield piece
-        first_line += piece.lines
+        end = _line_end(content, start + PART_BYTES)
+        part = _parse_part(part_id, file, header, Lines.of(content[start:end]), first_line)
+        yield part
+        first_line += part.lines
         if end == len(content):
             return
-        fence_token, start = f"{file.token}.{first_line}", end
+        part_id, start = f"{file.token}.{first_line}", end
 
 
 def _line_end(content: bytes, start: int) -> int:
@@ -126,7 +119,7 @@ def _line_end(content: bytes, start: int) -> int:
     return content.find(b"\n", start) + 1 or len(content)
 
 
-def _parse_piece(fence_token: str, file: FileText, header: str, lines: Lines, first_line: int) -> ParsedPiece:
+def _parse_part(part_id: str, file: FileText, header: str, lines: Lines, first_line: int) -> ParsedPart:
     """Read the plain lines at once and the others one by one."""
     others = _OneByOne(file, header, is_fast=file.kind != "csv" and first_line + len(lines) - 1 <= LINE_NO_MAX)
     plain = NO_PLAIN_LINES
@@ -137,13 +130,13 @@ def _parse_piece(fence_token: str, file: FileText, header: str, lines: Lines, fi
     for index, line in zip(np.flatnonzero(is_other).tolist(), lines.cut(is_other), strict=True):
         others.read(line, first_line + index)
     line_nos = plain.indexes + first_line
-    members = pc.binary_join_element_wise(file.token.encode(), _as_hex(line_nos), BODY_PLAIN.encode(), plain.texts, b"")
-    return ParsedPiece(
-        fence_token,
+    members = pc.binary_join_element_wise(file.token.encode(), _as_hex(line_nos), FORM_PLAIN.encode(), plain.texts, b"")
+    return ParsedPart(
+        part_id,
         line_nos=np.concatenate((np.array(others.line_nos, np.int64), line_nos)),
         due_ms=np.concatenate((np.array(others.due_ms, np.int64), plain.due_ms)),
         members=pa.concat_arrays([pa.array(others.members, pa.binary()), members]),
-        caller_ids=others.caller_ids,
+        idempotency_keys=others.idempotency_keys,
         rejected=others.rejected,
         lines=len(lines),
         blank=others.blank,
@@ -158,34 +151,42 @@ def _as_hex(line_nos: Ints) -> pa.Array:
 
 
 class _OneByOne:
-    """The lines of a piece that are not plain, read one after the other."""
+    """The lines of a part that are not plain, read one after the other."""
 
     def __init__(self, file: FileText, header: str, is_fast: bool) -> None:
         self.is_fast = is_fast
         self.line_nos: list[int] = []
         self.due_ms: list[int] = []
         self.members: list[bytes] = []
-        self.caller_ids: dict[int, str] = {}
+        self.idempotency_keys: dict[int, str] = {}
         self.rejected: list[RejectedLine] = []
         self.blank = 0
         self._file = file
+        self._token, self._arrival_ms, self._has_stamps = file.token, file.arrival_ms, file.kind == "sock"
         self._header = header
 
     def read(self, line: bytes, line_no: int) -> None:
         """Read a line by the fast form, or else by the reference."""
-        arrival_ms: int | None = self._file.arrival_ms
-        if self._file.kind == "sock":
+        arrival_ms: int | None = self._arrival_ms
+        if self._has_stamps:
             arrival_ms, line = _split_stamp(line)
         request = fast_request(line, arrival_ms) if self.is_fast and arrival_ms is not None else None
-        judged = request or self._judge(line, line_no, arrival_ms)
-        if judged is None:
-            self.blank += 1
-        elif isinstance(judged, Rejection):
-            self.rejected.append(RejectedLine(line_no, line.decode(errors="replace"), judged))
-        else:
-            self._add(line_no, judged)
+        if request is None:
+            judged = self._judge(line, line_no, arrival_ms)
+            if judged is None:
+                self.blank += 1
+                return
+            if isinstance(judged, Rejection):
+                self.rejected.append(RejectedLine(line_no, line.decode(errors="replace"), judged))
+                return
+            request = judged
+        if request.id:
+            self.idempotency_keys[len(self.members)] = request.id
+        self.line_nos.append(line_no)
+        self.due_ms.append(request.due_ms)
+        self.members.append(request.to_member(f"{self._token}{line_no:08x}"))  # as ids.message_id, which checks it, too
 
-    def _judge(self, line: bytes, line_no: int, arrival_ms: int | None) -> MessageRequest | Rejection | None:
+    def _judge(self, line: bytes, line_no: int, arrival_ms: int | None) -> Message | Rejection | None:
         judged = validate_line(line, self._file.kind, arrival_ms or 0, self._header)
         if judged is None or (isinstance(judged, Rejection) and judged.reason == Reason.NOT_UTF8):
             return judged
@@ -195,21 +196,6 @@ class _OneByOne:
             return Rejection(Reason.LINE_NO_TOO_HIGH, f"The line's number is above {LINE_NO_MAX}; split the file.")
         return judged
 
-    def _add(self, line_no: int, request: MessageRequest) -> None:
-        if request.caller_id is not None:
-            self.caller_ids[len(self.members)] = request.caller_id
-        self.line_nos.append(line_no)
-        self.due_ms.append(request.due_ms)
-        self.members.append(
-            encode_member(
-                message_id(self._file.token, line_no),
-                request.message,
-                request.topic,
-                request.caller_id,
-                request.headers,
-            )
-        )
-
 
 def _split_stamp(line: bytes) -> tuple[int | None, bytes]:
     """Split a socket line into its arrival, in ms UTC, and what was sent."""
@@ -217,9 +203,9 @@ def _split_stamp(line: bytes) -> tuple[int | None, bytes]:
     return (int(stamp[1]), line[stamp.end() :]) if stamp else (None, line)
 
 
-def fast_request(line: bytes, arrival_ms: int) -> MessageRequest | None:
+def fast_request(line: bytes, arrival_ms: int) -> Message | None:
     """Read a JSON line that is usual and right; None says nothing about the line."""
-    if len(line) > LINE_BYTES_MAX:
+    if len(line) > PLAIN_LINE_BYTES_MAX:
         return None
     try:
         fields = _decode(line)
@@ -240,6 +226,8 @@ def fast_request(line: bytes, arrival_ms: int) -> MessageRequest | None:
     elif delay_sec is not _ABSENT:
         return None  # how a fraction is rounded depends on how it was written
     elif type(due) is int:
+        if due < EPOCH_MS_MIN:
+            return None
         due_ms = due
     elif type(due) is str:
         expected = 8
@@ -249,24 +237,21 @@ def fast_request(line: bytes, arrival_ms: int) -> MessageRequest | None:
         due_ms = read_ms
     else:
         return None
-    if not fields.message or not is_due_in_range(due_ms):
+    if not fields.message or not 0 <= due_ms <= DUE_MS_MAX:
         return None
-    if fields.id is not _ABSENT:
+    if fields.id:
         if not _IS_ID(fields.id):
             return None
         expected += 4
-    if fields.topic is not _ABSENT:
+    if fields.topic:
         if not _IS_TOPIC(fields.topic):
             return None
         expected += 4
-    if fields.headers is not _ABSENT:
-        expected += 2 + 4 * len(fields.headers)
+    headers = fields.headers
+    if headers is _ABSENT:
+        headers = {}
+    else:
+        expected += 2 + 4 * len(headers)
     if quotes != expected:
         return None
-    return MessageRequest(
-        due_ms,
-        fields.message,
-        DEFAULT_TOPIC if fields.topic is _ABSENT else fields.topic,
-        None if fields.id is _ABSENT else fields.id,
-        {} if fields.headers is _ABSENT else fields.headers,
-    )
+    return Message(due_ms, fields.message, fields.topic or DEFAULT_TOPIC, fields.id, headers)

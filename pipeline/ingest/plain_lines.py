@@ -3,7 +3,7 @@
     {"message": "the text", "delay_sec": 90}
 
 Six quotes and nothing escaped: then the places of the quotes are the whole structure of the line, and a few comparisons of whole
-arrays decide about every line of a piece. That takes a tenth of the time of a parser that makes objects of them
+arrays decide about every line of a part. That takes a tenth of the time of a parser that makes objects of them
 (docs/adr/0008-parsing-in-python.md). Whatever else a line holds or leaves out, other spaces, another order, an id, makes it no
 plain line, which says nothing about whether it is right: the caller reads it one by one. So this form may be narrow and must never
 accept more than ``core/validation.py`` does.
@@ -16,9 +16,9 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 
-from pipeline.core.due import DELAY_SEC_MAX, DUE_MS_MAX
+from pipeline.core.due import DELAY_SEC_MAX, DUE_MS_MAX, EPOCH_MS_MIN
 
-LINE_BYTES_MAX: Final = 50_000  # the limits of validate_line on single parts of a line start above this
+PLAIN_LINE_BYTES_MAX: Final = 50_000  # the limits of validate_line on single parts of a line start above this
 DIGITS_MAX: Final = 15  # those of DUE_MS_MAX
 
 _NEWLINE, _RETURN, _SPACE, _QUOTE, _ZERO, _BACKSLASH = b'\n\r "0\\'
@@ -87,7 +87,8 @@ def read_plain_lines(lines: Lines, arrival_ms: int) -> PlainLines:
     )
     is_number, number = _whole_numbers(text, second_value, stops - 1)
     due_ms = np.where(is_delay, arrival_ms + number * 1000, number)
-    is_plain &= is_number & ~(is_delay & (number > DELAY_SEC_MAX)) & (due_ms >= 0) & (due_ms <= DUE_MS_MAX)
+    is_plain &= is_number & np.where(is_delay, number <= DELAY_SEC_MAX, number >= EPOCH_MS_MIN)
+    is_plain &= (due_ms >= 0) & (due_ms <= DUE_MS_MAX)
     return PlainLines(indexes[is_plain], due_ms[is_plain], _slices(text, q2[is_plain] + 1, q3[is_plain]))
 
 
@@ -98,7 +99,7 @@ def _with_six_quotes(lines: Lines) -> tuple[Ints, Ints]:
     odd_line = np.searchsorted(lines.starts, odd, side="right") - 1
     quotes = np.flatnonzero(data == _QUOTE)
     first_quote = np.searchsorted(quotes, lines.starts)
-    is_fit = (np.diff(first_quote, append=len(quotes)) == 6) & (lines.stops - lines.starts <= LINE_BYTES_MAX)
+    is_fit = (np.diff(first_quote, append=len(quotes)) == 6) & (lines.stops - lines.starts <= PLAIN_LINE_BYTES_MAX)
     is_fit[odd_line[odd < lines.stops[odd_line]]] = False
     indexes = np.flatnonzero(is_fit & _is_utf8(lines.text))
     return indexes, quotes[first_quote[indexes, None] + np.arange(6)]

@@ -2,7 +2,6 @@
 
 import json
 import logging
-import os
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,8 +13,9 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from pipeline.core.errors import ConfigError, PipelineError
+from pipeline.core.files import write_whole
 from pipeline.core.ids import encode_token
-from pipeline.ingest.sources import read_landing_once
+from pipeline.ingest.readers import read_landing_once
 from pipeline.ingest.writer import BatchWriter, count_lines
 
 log = logging.getLogger(__name__)
@@ -43,26 +43,28 @@ def open_session() -> SparkSession:
 
 
 def _quieten(spark: SparkSession) -> None:
-    """Keep PySpark from showing pages of traces: how a query ends, or Java does, the job tells in one sentence."""
+    """Keep PySpark from printing pages of traces: the job says in one sentence how a query, or Java, has ended."""
     logging.getLogger("py4j.clientserver").setLevel(logging.CRITICAL)
     logging.getLogger().addFilter(_is_not_py4j)
 
     def note(request: object, client_address: object) -> None:
         log.debug("Spark's counters are no longer read", exc_info=True)
 
-    spark.sparkContext._accumulatorServer.handle_error = note  # type: ignore[method-assign]  # by default it prints
+    # When Java ends first, as at a SIGTERM to the whole process group, the thread that receives counters prints a trace on the
+    # terminal. There is no public switch for that.
+    spark.sparkContext._accumulatorServer.handle_error = note  # type: ignore[method-assign]
 
 
 def _is_not_py4j(record: logging.LogRecord) -> bool:
-    return record.module != "java_gateway"  # which logs under nobody's name
+    return record.module != "java_gateway"  # it logs with the root logger
 
 
 @contextmanager
 def java_watched(stopping: Callable[[], bool]) -> Iterator[None]:
-    """Tell in one sentence that Java has ended under whatever uses Spark.
+    """Turn the end of Java under a block that uses Spark into one sentence.
 
     Raises:
-        PipelineError: it has, and no stop was requested, which may come to all processes of the job at once.
+        PipelineError: Java has ended, and no stop was requested, which may reach all processes of the job at once.
     """
     try:
         yield
@@ -74,7 +76,7 @@ def java_watched(stopping: Callable[[], bool]) -> Iterator[None]:
                 "The Java process in which Spark runs has ended: it was killed, or ran out of memory. "
                 "Start the job again; it goes on where it was."
             ) from exc
-        log.warning("Spark was stopped first, so the batch in hand is replayed at the next start")
+        log.warning("Spark was stopped first, so the batch in flight is replayed at the next start")
 
 
 def warm_up(spark: SparkSession) -> None:
@@ -128,9 +130,7 @@ def bind_checkpoint(checkpoint: str, source_id: str, reads: str) -> None:
                 )
             return
         path.parent.mkdir(parents=True, exist_ok=True)
-        work = path.with_suffix(f".{os.getpid()}.tmp")
-        work.write_text(json.dumps({"source_id": source_id, "reads": reads}), encoding="utf-8")
-        work.replace(path)
+        write_whole(path, json.dumps({"source_id": source_id, "reads": reads}).encode())
     except (OSError, ValueError) as exc:
         raise ConfigError(
             f"The checkpoint folder {checkpoint} can't be used ({exc}); name another with --checkpoint."

@@ -1,16 +1,19 @@
 """Write the lines that are not accepted, with where they stood and why.
 
-One file a landing file, named after it and put in place by a rename: a batch that is replayed writes the same file again, and
-removes what tasks that died have left of it.
+One file a landing file, named after the original file, the day it arrived and its token, and put in place by a rename: a batch
+that is replayed writes the same file again, and removes what tasks that died have left of it.
 """
 
 import json
-import os
-from collections.abc import Iterable
+import secrets
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import IO, Any
 
-from pipeline.ingest.parsing import RejectedLine
+from pipeline.core.files import put_in_place
+from pipeline.core.text import visible
+from pipeline.ingest.parsing import FileText, RejectedLine
+from pipeline.landing.names import rejects_name
 
 WORK_NAME = ".work"  # a folder of its own, since the rejects that users keep may be too many to look through
 
@@ -26,6 +29,11 @@ def reject_record(file_name: str, line: RejectedLine) -> dict[str, str | int]:
     }
 
 
+def first_reject(file_name: str, lines: Sequence[RejectedLine]) -> str:
+    """Say for a log where the first rejected line stood and why: ``bad.jsonl line 1, both_due``; "" if there is none."""
+    return f"{visible(file_name)} line {lines[0].line_no}, {lines[0].rejection.reason.value}" if lines else ""
+
+
 class RejectsWriter:
     """Collects the rejects of one landing file at a time; ``close`` puts the last one in place.
 
@@ -35,35 +43,31 @@ class RejectsWriter:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._file_token = ""
+        self._place = Path()  # of the rejects of the file that is written
         self._file: IO[str] | None = None
-        self._work = Path()
 
-    def write(self, file_token: str, records: Iterable[dict[str, Any]]) -> None:
-        """Append the records of a piece of the file."""
-        if file_token != self._file_token:
+    def write(self, file: FileText, records: Iterable[dict[str, Any]]) -> None:
+        """Append the records of a part of the file."""
+        place = self._folder / rejects_name(file.arrival_ms, file.name, file.token)
+        if place != self._place:
             self.close()
-            self._file_token = file_token
+            self._place = place
         for record in records:
             if self._file is None:
-                # The process id keeps apart two tasks that run the same file at the same time.
-                self._work = self._folder / WORK_NAME / f"{file_token}.{os.getpid()}"
-                self._work.parent.mkdir(parents=True, exist_ok=True)
-                self._file = self._work.open("w", encoding="utf-8")
+                work = self._folder / WORK_NAME / f"{place.name}.{secrets.token_hex(8)}"  # one a task
+                work.parent.mkdir(parents=True, exist_ok=True)
+                self._file = work.open("w", encoding="utf-8")
             self._file.write(json.dumps(record, ensure_ascii=False) + "\n")
 
     def close(self) -> None:
         """Put the file in place."""
-        if self._file is not None:
-            self._file.flush()
-            os.fsync(self._file.fileno())
-            self._file.close()
-            place = self._folder / f"{self._file_token}.jsonl"
-            try:
-                self._work.replace(place)
-            except FileNotFoundError:
-                if not place.exists():
-                    raise  # otherwise another task has put the same in place, and taken this one for dead
-            for left in self._work.parent.glob(f"{self._file_token}.*"):
-                left.unlink(missing_ok=True)
-            self._file = None
+        if self._file is None:
+            return
+        file, self._file = self._file, None
+        try:
+            put_in_place(file, self._place)
+        except FileNotFoundError:
+            if not self._place.exists():
+                raise  # otherwise another task has put the same in place, and taken this one for dead
+        for left in (self._folder / WORK_NAME).glob(f"{self._place.name}.*"):
+            left.unlink(missing_ok=True)

@@ -1,8 +1,24 @@
-"""From what Spark reads to what the writer takes: pure DataFrame -> DataFrame functions.
+"""Pure DataFrame -> DataFrame functions: files to rows, and tables of requests to due times and refusals.
 
-Guarantee: the same file gives the same rows in the same order, whatever the cores, settings or number of attempts. So nothing here
-reads a clock, draws a random number or depends on how Spark splits its work: a whole file is one input row, and the arrival is
-the file's, or the socket line's own.
+Guarantee: the same input gives the same rows, whatever the cores, settings or number of attempts. So nothing here reads a clock,
+draws a random number or depends on how Spark splits its work: a whole file is one row, and the arrival is the file's, or given.
+
+**Files.** ``with_landing_columns`` and ``with_direct_columns`` say what a file is. Its lines are parsed in Python workers, which is
+several times faster than in columns (docs/adr/0008-parsing-in-python.md).
+
+**Tables**, for callers that have a DataFrame instead of files; the ingest job does not use these. Null is an absent field.
+
+    judged = table.transform(with_message_text).transform(with_due_ms, arrival_ms).transform(with_bucket).transform(with_refusal)
+
+| column | type |
+|---|---|
+| ``message`` | string; a struct, map or array is written as JSON |
+| ``due`` | timestamp, ISO 8601 string with a zone, or whole number of epoch ms |
+| ``delay_sec``, ``countdown`` | number of seconds |
+| ``id``, ``topic`` | string |
+| ``headers`` | map of strings |
+
+``core/validation.py`` is the reference of the rules for both; ``tests/cases`` holds them together.
 """
 
 from collections.abc import Iterable, Iterator
@@ -10,20 +26,25 @@ from collections.abc import Iterable, Iterator
 import pyarrow as pa
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
-from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql import types as T
 
-from pipeline.core.buckets import bucket_start_ms
+from pipeline.core.buckets import BUCKET_WIDTH_MS
+from pipeline.core.due import DELAY_SEC_MAX, DUE_MS_MAX, EPOCH_MS_MIN, LOCAL_TIME_PATTERN, ZONED_TIME_PATTERN
 from pipeline.core.ids import TOKEN_LENGTH
-from pipeline.ingest.parsing import FileText, ParsedPiece, parse_file
-from pipeline.ingest.schemas import LINE_ROW
+from pipeline.core.messages import Reason
+from pipeline.core.validation import ID_PATTERN, MESSAGE_BYTES_MAX, TOPIC_PATTERN
+from pipeline.ingest.parsing import FileText
 
-
-def select_line_rows(files: DataFrame) -> DataFrame:
-    """Turn file rows (``schemas.FILE_ROW``) into line rows (``schemas.LINE_ROW``), to look at what would be stored.
-
-    The writer goes the same way, and spares the rows the way back to the JVM.
-    """
-    return files.mapInArrow(_line_batches, LINE_ROW)
+# What each column may be. A column of another type is an error of the program, not of a row.
+_TYPES: dict[str, tuple[type[T.DataType], ...]] = {
+    "message": (T.StringType, T.StructType, T.MapType, T.ArrayType),
+    "due": (T.TimestampType, T.StringType, T.IntegralType),
+    "delay_sec": (T.NumericType,),
+    "countdown": (T.NumericType,),
+    "id": (T.StringType,),
+    "topic": (T.StringType,),
+    "headers": (T.MapType,),
+}
 
 
 def file_texts(batches: Iterable[pa.RecordBatch]) -> Iterator[FileText]:
@@ -77,34 +98,109 @@ def with_direct_columns(files: DataFrame) -> DataFrame:
     )
 
 
-def _line_batches(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    schema = to_arrow_schema(LINE_ROW)
-    for file in file_texts(batches):
-        for piece in parse_file(file):
-            yield pa.RecordBatch.from_pylist(_accepted(piece) + _refused(piece), schema=schema)
-
-
-def _accepted(piece: ParsedPiece) -> list[dict[str, object]]:
-    columns = zip(piece.due_ms.tolist(), piece.members.to_pylist(), strict=True)
-    rows = [
-        {
-            "fence_token": piece.fence_token,
-            "due_ms": due_ms,
-            "bucket_start_ms": bucket_start_ms(due_ms),
-            "member": member,
-            "caller_id": piece.caller_ids.get(index),
-        }
-        for index, (due_ms, member) in enumerate(columns)
-    ]
-    return [rows[index] for index in piece.line_nos.argsort()]
-
-
-def _refused(piece: ParsedPiece) -> list[dict[str, object]]:
-    return [
-        {"fence_token": piece.fence_token, "line_no": line.line_no, "reason": line.rejection.reason.value}
-        for line in piece.rejected
-    ]
-
-
 def _url_decoded(text: Column) -> Column:
     return F.coalesce(F.try_url_decode(text), text)
+
+
+def with_message_text(table: DataFrame) -> DataFrame:
+    """Write ``message`` as JSON unless it is a string.
+
+    Raises:
+        TypeError: a column has a type that its field can't have.
+    """
+    for field in table.schema:
+        allowed = _TYPES.get(field.name)
+        if allowed and not isinstance(field.dataType, (*allowed, T.NullType)):
+            raise TypeError(
+                f"The column {field.name} is of type {field.dataType.simpleString()}, which no request has."
+            )
+    if "message" not in table.columns or isinstance(table.schema["message"].dataType, T.StringType | T.NullType):
+        return table
+    return table.withColumn("message", F.to_json("message"))
+
+
+def with_due_ms(table: DataFrame, arrival_ms: int) -> DataFrame:
+    """Add ``due_ms``, epoch ms UTC rounded up; null where no field says a time that can be read.
+
+    Args:
+        arrival_ms: when the table arrived, epoch ms UTC, which delays count from.
+    """
+    return table.withColumn("due_ms", F.coalesce(_due_ms(table), F.lit(arrival_ms) + _delay_ms(_delay(table))))
+
+
+def with_bucket(table: DataFrame) -> DataFrame:
+    """Add ``bucket_start_ms``, the start of the ten minutes that ``due_ms`` lies in, epoch ms UTC."""
+    return table.withColumn("bucket_start_ms", F.col("due_ms") - F.pmod("due_ms", F.lit(BUCKET_WIDTH_MS)))
+
+
+def with_refusal(table: DataFrame) -> DataFrame:
+    """Add ``refusal``, the ``Reason`` for which the row of ``with_due_ms`` is refused; null if it is accepted."""
+    message, due, due_ms = _column(table, "message"), _column(table, "due"), F.col("due_ms")
+    times = sum((_column(table, name).isNotNull().cast("int") for name in ("delay_sec", "countdown", "due")), F.lit(0))
+    delay = _delay(table).cast("double")
+    headers = _column(table, "headers")
+    no_text = (
+        F.exists(F.map_values(headers), lambda text: text.isNull())
+        if _is(table, "headers", T.MapType)
+        else F.lit(False)
+    )
+    refusals = [
+        (message.isNull(), Reason.MISSING_MESSAGE),
+        (message == "", Reason.EMPTY_MESSAGE),
+        (F.octet_length(message.cast("string")) > MESSAGE_BYTES_MAX, Reason.MESSAGE_TOO_LONG),
+        (times == 0, Reason.MISSING_DUE),
+        (times > 1, Reason.BOTH_DUE),
+        (~delay.between(0, DELAY_SEC_MAX), Reason.DELAY_OUT_OF_RANGE),
+        (due.isNotNull() & due_ms.isNull() & _matches(due, LOCAL_TIME_PATTERN), Reason.DUE_WITHOUT_ZONE),
+        (due.isNotNull() & due_ms.isNull(), Reason.NOT_A_TIME),
+        (F.lit(_is(table, "due", T.IntegralType)) & due_ms.between(0, EPOCH_MS_MIN - 1), Reason.DUE_IN_SECONDS),
+        (~due_ms.between(0, DUE_MS_MAX), Reason.DUE_OUT_OF_RANGE),
+        (~_matches(_column(table, "id"), ID_PATTERN), Reason.BAD_ID),
+        (~_matches(_column(table, "topic"), TOPIC_PATTERN), Reason.BAD_TOPIC),
+        (no_text, Reason.BAD_HEADERS),
+    ]
+    chosen = [F.when(condition, F.lit(reason.value)) for condition, reason in refusals]
+    return table.withColumn("refusal", F.coalesce(*chosen))
+
+
+def _is(table: DataFrame, name: str, kind: type[T.DataType]) -> bool:
+    return name in table.columns and isinstance(table.schema[name].dataType, kind)
+
+
+def _column(table: DataFrame, name: str) -> Column:
+    return F.col(name) if name in table.columns else F.lit(None)
+
+
+def _delay(table: DataFrame) -> Column:
+    return F.coalesce(_column(table, "delay_sec"), _column(table, "countdown"))
+
+
+def _delay_ms(seconds: Column) -> Column:
+    """Round to the nearest microsecond, then up to the ms."""
+    is_possible = seconds.cast("double").between(0, DELAY_SEC_MAX)
+    return F.ceil(F.when(is_possible, seconds).cast("decimal(20,6)") * 1000).cast("bigint")
+
+
+def _due_ms(table: DataFrame) -> Column:
+    due = _column(table, "due")
+    if _is(table, "due", T.IntegralType):
+        return due.cast("bigint")
+    if _is(table, "due", T.StringType):
+        # Spark reads offsets without a colon, small letters and commas in another way than ISO 8601, or not at all.
+        written = F.regexp_replace(F.translate(F.upper(due), ",", "."), r"([+-]\d\d)(\d\d)$", "$1:$2")
+        with_seconds = F.regexp_replace(written, r"^(.{10}.\d\d:\d\d)(?!:)", "$1:00")
+        is_time = _matches(due, ZONED_TIME_PATTERN) & ~due.startswith(
+            "0000"
+        )  # Spark has a year 0, the reference has none
+        due = F.when(is_time, with_seconds).try_cast("timestamp")
+    micros = F.unix_micros(due.cast("timestamp"))
+    # Before 1970 stays before 1970, even by a microsecond, which rounding up would turn into 0.
+    return (
+        F.when(micros.between(-999, -1), F.lit(-1))
+        .otherwise(F.ceil(micros / F.lit(1000).cast("decimal(4,0)")))
+        .cast("bigint")
+    )
+
+
+def _matches(text: Column, pattern: str) -> Column:
+    return F.rlike(text.cast("string"), F.lit(rf"\A(?:{pattern})\z"))

@@ -3,51 +3,68 @@
 import logging
 import os
 import random
+import re
+import socket
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
+from urllib.parse import unquote
 
 import pyarrow as pa
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, SparkSession
 
 from pipeline.config import RedisSettings
 from pipeline.core.clock import Clock, SystemClock
+from pipeline.core.errors import PipelineError
 from pipeline.ingest.parsing import parse_file
-from pipeline.ingest.rejects import RejectsWriter, reject_record
-from pipeline.ingest.transactions import ALL_STORED, PieceQueue, Step, parts_by_shard
+from pipeline.ingest.rejects import RejectsWriter, first_reject, reject_record
+from pipeline.ingest.transactions import ALL_STORED, PartQueue, Step, split_by_shard
 from pipeline.ingest.transforms import file_texts
 from pipeline.store.base import SchedulingStore
 from pipeline.store.connection import connect
-from pipeline.store.patience import call_patiently
 from pipeline.store.redis_store import RedisStore
+from pipeline.store.retry import retry_until_available
 from pipeline.store.shards import open_shards
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-SUMMARY_COLUMNS = "lines long, stored long, known long, rejected long, blank long, lost long"
+SUMMARY_COLUMNS = (
+    "lines long, stored long, duplicates long, rejected long, blank long, lost long, "
+    "first_reject string, file_tokens array<string>"
+)
 TRANSACTION_BYTES = 4 * 1024 * 1024  # long messages: a transaction has no more than this, give or take one
 WAITING_FILES = 500  # tiny files: this many are stored together
+
+_UNREAD_FILE = re.compile(r"FAILED_READ_FILE[.\w]*\] Encountered error while reading file (?:file:/*(?=/))?(\S+?)\.? ")
 
 
 @dataclass(slots=True)
 class Summary:
-    """What became of the lines of a partition or batch; ``lost`` counts files that the server lost again."""
+    """What became of the lines of a partition or batch.
+
+    ``first_reject`` says where a rejected line stood, if any was, and why. ``file_tokens`` are its files, of which all is stored
+    unless ``lost`` says how many parts the server has lost again.
+    """
 
     lines: int = 0
     stored: int = 0
-    known: int = 0
+    duplicates: int = 0
     rejected: int = 0
     blank: int = 0
     lost: int = 0
+    first_reject: str = ""
+    file_tokens: list[str] = field(default_factory=list, compare=False)
 
     def add(self, other: "Summary") -> None:
+        first = self.first_reject or other.first_reject
         for name in (f.name for f in fields(self)):
             setattr(self, name, getattr(self, name) + getattr(other, name))
+        self.first_reject = first
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,10 +81,13 @@ class WriterSettings:
 class BatchWriter:
     """Writes micro-batches of file rows; each line is stored exactly once, whatever was stored of its file before."""
 
-    def __init__(
-        self, settings: WriterSettings, clock: Clock, report: Callable[[int, "Summary", float], object]
-    ) -> None:
-        """``report`` is told of each batch that is stored: its number, what became of its lines, and the seconds it took."""
+    def __init__(self, settings: WriterSettings, clock: Clock, report: Callable[[int, Summary, float], object]) -> None:
+        """Make one.
+
+        Args:
+            report: called for each batch that is stored, before Spark commits it: its number, what became of its lines, and
+                the seconds it took. What it raises fails the batch.
+        """
         self._settings = settings
         self._clock = clock
         self._report = report
@@ -85,14 +105,35 @@ class BatchWriter:
         total = Summary()
         write = PartitionWriter(self._settings)
         # One small row a partition comes back, so what the driver does is the same for any number of messages.
-        for row in batch.mapInArrow(write, SUMMARY_COLUMNS).collect():
+        try:
+            rows = batch.mapInArrow(write, SUMMARY_COLUMNS).collect()
+        except Exception as exc:
+            if unread := _UNREAD_FILE.search(str(exc)):
+                raise _unread_file(batch.sparkSession, unquote(unread[1])) from exc
+            raise
+        for row in rows:
             total.add(Summary(**row.asDict()))
         return total
 
 
+def _unread_file(spark: SparkSession, path: str) -> PipelineError:
+    """Find out which hosts do not see a file: Spark's error names the file only."""
+
+    def probe(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        yield pa.RecordBatch.from_pydict({"host": [socket.gethostname()], "is_there": [Path(path).exists()]})
+
+    tasks = 2 * spark.sparkContext.defaultParallelism  # more than cores, so that every executor gets one
+    rows = spark.range(0, tasks, 1, tasks).mapInArrow(probe, "host string, is_there boolean").collect()
+    hosts = sorted({row.host for row in rows if not row.is_there})
+    return PipelineError(
+        f"An executor on {', '.join(hosts) or 'a host that is gone'} does not see {path}: mount that folder on every executor "
+        "and start the job again; nothing of this batch was deleted."
+    )
+
+
 def count_lines(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Parse and count, where ``PartitionWriter`` stores: starts a Python worker with all that it imports."""
-    lines = sum(piece.lines for file in file_texts(batches) for piece in parse_file(file))
+    lines = sum(part.lines for file in file_texts(batches) for part in parse_file(file))
     yield pa.RecordBatch.from_pydict({"lines": [lines]})
 
 
@@ -108,16 +149,18 @@ class PartitionWriter:
         yield pa.RecordBatch.from_pylist([{f.name: getattr(summary, f.name) for f in fields(summary)}])
 
     def write(self, batches: Iterable[pa.RecordBatch]) -> Summary:
-        """Do it. As long as it takes: Spark ends a wait for Redis by ending the task."""
+        """Store and return what became of the lines. A wait for Redis has no limit: Spark ends it by ending the task."""
         shards = [ShardWriter(store, self._settings) for store in open_stores(self._settings.redis)]
         rejects = RejectsWriter(Path(self._settings.rejects))
         summary = Summary()
         for file in file_texts(batches):
-            for piece in parse_file(file):
-                rejects.write(file.token, (reject_record(file.name, line) for line in piece.rejected))
-                summary.add(Summary(lines=piece.lines, rejected=len(piece.rejected), blank=piece.blank))
-                for shard, part in parts_by_shard(piece, len(shards)).items():
-                    shards[shard].add(PieceQueue(part))
+            summary.file_tokens.append(file.token)
+            for part in parse_file(file):
+                rejects.write(file, (reject_record(file.name, line) for line in part.rejected))
+                first = first_reject(file.name, part.rejected)
+                summary.add(Summary(part.lines, rejected=len(part.rejected), blank=part.blank, first_reject=first))
+                for shard, share in split_by_shard(part, len(shards)).items():
+                    shards[shard].add(PartQueue(share))
         for writer in shards:
             summary.add(writer.finish())
         rejects.close()
@@ -130,14 +173,14 @@ class ShardWriter:
     def __init__(self, store: SchedulingStore, settings: WriterSettings) -> None:
         self._store = store
         self._settings = settings
-        self._waiting: list[PieceQueue] = []
-        self._fence_tokens: list[str] = []
+        self._waiting: list[PartQueue] = []
+        self._part_ids: list[str] = []
         self._summary = Summary()
 
-    def add(self, queue: PieceQueue) -> None:
-        """Store a piece, now or together with others."""
+    def add(self, queue: PartQueue) -> None:
+        """Store a part, now or together with others."""
         self._waiting.append(queue)
-        self._fence_tokens.append(queue.fence_token)
+        self._part_ids.append(queue.part_id)
         messages = sum(waiting.left for waiting in self._waiting)
         if len(self._waiting) >= WAITING_FILES or messages >= self._settings.transaction_messages:
             self._store_waiting()
@@ -145,30 +188,30 @@ class ShardWriter:
     def finish(self) -> Summary:
         """Store the rest, and look whether all of it is still there."""
         self._store_waiting()
-        if self._settings.wait_for_disk and self._fence_tokens:
-            _patiently(self._store.wait_for_disk)
-        # A server that came back without its last writes, as weak settings allow, has lost messages and fences together.
-        fences = _patiently(lambda: self._store.fences(self._settings.source_id, self._fence_tokens))
-        self._summary.lost = sum(fence != ALL_STORED for fence in fences)
+        if self._settings.wait_for_disk and self._part_ids:
+            _retrying(self._store.wait_for_disk)
+        # A server that came back without its last writes, as weak settings allow, has lost messages and markers together.
+        markers = _retrying(lambda: self._store.markers(self._settings.source_id, self._part_ids))
+        self._summary.lost = sum(marker != ALL_STORED for marker in markers)
         return self._summary
 
     def _store_waiting(self) -> None:
-        """Store by transactions; one that finds a fence elsewhere takes up from there."""
+        """Store by transactions; one that finds a marker elsewhere goes on from there."""
         source_id, queues, self._waiting = self._settings.source_id, self._waiting, []
         while step := Step(queues, self._settings.transaction_messages, TRANSACTION_BYTES):
-            done = _patiently(partial(self._store.schedule, source_id, step.transaction))
+            done = _retrying(partial(self._store.schedule, source_id, step.transaction))
             if done is not None:
                 step.advance()
-                self._summary.add(Summary(stored=done.stored, known=done.known))
+                self._summary.add(Summary(stored=done.stored, duplicates=done.duplicates))
                 continue
-            fences = _patiently(lambda: self._store.fences(source_id, [queue.fence_token for queue in queues]))
-            for queue, fence in zip(queues, fences, strict=True):
+            markers = _retrying(lambda: self._store.markers(source_id, [queue.part_id for queue in queues]))
+            for queue, marker in zip(queues, markers, strict=True):
                 before = queue.place
-                self._summary.known += queue.resume(fence) - before
+                self._summary.duplicates += queue.resume(marker) - before
 
 
-def _patiently(call: Callable[[], T]) -> T:
-    return call_patiently(call, lambda ms: threading.Event().wait(ms / 1000), SystemClock(), random.random)
+def _retrying(call: Callable[[], T]) -> T:
+    return retry_until_available(call, lambda ms: threading.Event().wait(ms / 1000), SystemClock(), random.random)
 
 
 _stores: dict[tuple[int, RedisSettings], list[RedisStore]] = {}

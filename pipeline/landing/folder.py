@@ -1,23 +1,29 @@
-"""The landing folder: one owner at a time, a name that keeps its identity, and durable renames."""
+"""The landing folder: one owner at a time, an identity that lasts, and durable renames."""
 
 import contextlib
 import errno
-import fcntl
 import logging
 import os
 import secrets
 from pathlib import Path
 
 from pipeline.core.errors import ConfigError, SourceError
-from pipeline.landing.names import TokenMaker, WorkName, parse_landing_name, parse_token, parse_work_name
-from pipeline.landing.reports import Landed
+from pipeline.core.files import SCRATCH_PREFIX, try_lock, write_whole
+from pipeline.landing.names import (
+    DONE_PREFIX,
+    SEGMENT_PREFIX,
+    TokenMaker,
+    WorkName,
+    parse_landing_name,
+    parse_token,
+    parse_work_name,
+)
 
 log = logging.getLogger(__name__)
 
 LOCK_NAME = ".lock"
 SOURCE_ID_NAME = ".source-id"
-SCRATCH_PREFIX = ".tmp-"  # of small files that are about to be renamed into place
-_FULL = {errno.ENOSPC, errno.EDQUOT}
+_FULL = {errno.ENOSPC, errno.EDQUOT}  # the disk, or the user's share of it
 
 
 class LandingFolder:
@@ -28,7 +34,7 @@ class LandingFolder:
     """
 
     def __init__(self, path: str | os.PathLike[str], *, reads: str):
-        """Open ``path``, making it if need be; ``reads`` names what the job takes in, to tell a second job."""
+        """Open ``path``, making it if need be; ``reads`` names the input of the job, for the error of a second job."""
         self.path = Path(path).absolute()
         self._prefix = os.path.join(self.path, "")
         try:
@@ -36,7 +42,7 @@ class LandingFolder:
             self._lock = _lock(self.path / LOCK_NAME, reads)
         except OSError as exc:
             raise ConfigError(
-                f"the landing folder {self.path} can't be used ({exc.strerror}): let this user make and write it, "
+                f"The landing folder {self.path} can't be used ({exc.strerror}): let this user make and write it, "
                 "or configure another one."
             ) from exc
         try:
@@ -49,7 +55,7 @@ class LandingFolder:
                 raise
         except OSError as exc:
             os.close(self._lock)
-            raise ConfigError(f"the landing folder {self.path} can't be written ({exc.strerror}): make room or let "
+            raise ConfigError(f"The landing folder {self.path} can't be written ({exc.strerror}): make room or let "
                               "this user write it.") from exc  # fmt: skip
         except BaseException:
             os.close(self._lock)
@@ -75,14 +81,35 @@ class LandingFolder:
         return os.listdir(self._directory)
 
     def unread(self) -> int:
-        """Count the published files that are still here: what Spark has read is taken away by the ingest job."""
+        """Count the published files that are still here: the ingest job deletes what Spark has read and stored."""
         return sum(not name.startswith(".") for name in self.names())
 
-    def publish(self, work: WorkName, size_bytes: int) -> Landed:
-        """Give plain claimed work its landing name. From then on Spark may read it and the ingest job take it away."""
+    def publish(self, work: WorkName) -> None:
+        """Give plain claimed work its landing name. From then on Spark may read it and the ingest job delete it."""
         name = work.landing_name(0, 2 if work.kind == "csv" else 1)
         os.rename(self.join(str(work)), self.join(name))
-        return Landed(work.original_name, name, size_bytes)
+
+    def recover_work(self) -> list[WorkName]:
+        """Find the work that a former process did not finish, oldest first, and delete what belongs to none."""
+        names = self.names()
+        works: dict[int, WorkName] = {}
+        for name in sorted(names):
+            work = parse_work_name(name)
+            if work is None:
+                continue
+            other = works.get(work.token.random_bits)
+            if other is not None:
+                # The plain copy of a gzipped file is complete; only the removal of the original was missed.
+                gzipped, work = (other, work) if other.gzipped else (work, other)
+                os.unlink(self.join(str(gzipped)))
+            works[work.token.random_bits] = work
+        for name in names:
+            for prefix in (DONE_PREFIX, SEGMENT_PREFIX, SCRATCH_PREFIX):
+                if name.startswith(prefix):
+                    token = parse_token(name.removeprefix(prefix))
+                    if token is None or token.random_bits not in works:
+                        os.unlink(self.join(name))
+        return sorted(works.values(), key=lambda work: work.token.epoch_ms)
 
     def _last_epoch_ms(self) -> int:
         """Return the time part of the newest token here, so that new files sort after it whatever the clock says."""
@@ -94,30 +121,40 @@ class LandingFolder:
         return latest
 
 
-def write_whole(path: str, data: bytes) -> None:
-    """Write a small file so that it is there completely or not at all, also after a power cut."""
-    folder, name = os.path.split(path)
-    scratch = os.path.join(folder, f"{SCRATCH_PREFIX}{name.lstrip('.')}")
+def require_input(path: Path) -> None:
+    """Raise a ``ConfigError`` if there is no such folder."""
+    if not path.is_dir():
+        raise ConfigError(f"The input folder {path} does not exist; make it, or correct --input.")
+
+
+def check_rename(input_path: Path, landing_path: Path) -> None:
+    """Try the one thing that everything rests on: a rename from the input folder into the landing folder.
+
+    Raises:
+        ConfigError: files can't be renamed from one to the other.
+    """
+    probe, target = input_path / ".duetime-probe", landing_path / ".duetime-probe"
     try:
-        with open(scratch, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.rename(scratch, path)
-    except BaseException:
+        probe.touch()
+        os.rename(probe, target)
+        target.unlink()
+    except OSError as exc:
         with contextlib.suppress(OSError):
-            os.unlink(scratch)
-        raise
-
-
-def is_full(exc: OSError) -> bool:
-    """Tell whether the disk, or the user's share of it, is full."""
-    return exc.errno in _FULL
+            probe.unlink()
+        if exc.errno == errno.EXDEV:
+            raise ConfigError(
+                f"The landing folder {landing_path} is on another file system than the input folder {input_path}: "
+                "configure one beside the input files, since only there a file can be moved at once."
+            ) from exc
+        raise ConfigError(
+            f"Files can't be moved from the input folder {input_path} to {landing_path} ({exc.strerror}): "
+            "let the user of the ingest job write both."
+        ) from exc
 
 
 def source_error(exc: OSError, doing: str, where: str | os.PathLike[str]) -> SourceError:
     """Say in one sentence what stands in the way and that nothing is lost."""
-    if is_full(exc):
+    if exc.errno in _FULL:
         return SourceError(f"the disk of {where} is full: make room; {doing} goes on from where it stopped.")
     return SourceError(
         f"{doing} failed in {where} ({exc.strerror or exc}): put that right; it goes on from where it stopped."
@@ -127,17 +164,18 @@ def source_error(exc: OSError, doing: str, where: str | os.PathLike[str]) -> Sou
 def _lock(path: Path, reads: str) -> int:
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as exc:
-        owner = os.read(descriptor, 20).decode("ascii", "replace").strip() or "unknown"
-        os.close(descriptor)
-        raise ConfigError(
-            f"another ingest job (pid {owner}) reads {reads}: stop it, or give this one an input of its own."
-        ) from exc
+        is_locked = try_lock(descriptor)
     except OSError as exc:
         # Some network file systems have no locks at all; refusing to work there would help nobody.
         log.warning(
             "The file system of %s has no locks (%s): make sure that only one ingest job reads %s.", path, exc, reads
+        )
+        is_locked = True
+    if not is_locked:
+        owner = os.read(descriptor, 20).decode("ascii", "replace").strip() or "unknown"
+        os.close(descriptor)
+        raise ConfigError(
+            f"another ingest job (pid {owner}) reads {reads}: stop it, or give this one an input of its own."
         )
     os.ftruncate(descriptor, 0)
     os.pwrite(descriptor, b"%d\n" % os.getpid(), 0)
@@ -145,12 +183,12 @@ def _lock(path: Path, reads: str) -> int:
 
 
 def _source_id(path: Path) -> str:
-    """Read the random 16 hex digits that tell this folder from every other, made on first use."""
+    """Read the random 16 hex digits that distinguish this folder from every other, made on first use."""
     try:
         text = path.read_text("ascii", "replace").strip()
     except FileNotFoundError:
         text = secrets.token_hex(8)
-        write_whole(str(path), text.encode())
+        write_whole(path, text.encode())
     if len(text) != 16 or not set(text) <= set("0123456789abcdef"):
         raise ConfigError(
             f"{path} is damaged: restore it, or delete it once every file in its folder has been ingested."

@@ -1,20 +1,25 @@
-"""Judges what lies in the input folder: take it, wait for it, leave it, or put it aside."""
+"""Judges what lies in the input folder: take it, wait for it, leave it, or move it to quarantine."""
 
+import contextlib
 import errno
+import json
 import os
 import stat
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
-from typing import Protocol
+from typing import BinaryIO, Protocol
 
-from pipeline.landing.names import kind_of
-from pipeline.landing.wholeness import Stillness, Writers, leases_tell, writers_of
+from pipeline.landing.completeness import Stability, Writers, leases_are_reliable, writers_of
+from pipeline.landing.names import is_unfinished, kind_of
 
-# Where only inotify knows that a file was created and not closed: how long to believe in a writer that gives no sign of
-# life.
-OPEN_SETTLE_MS = 60_000.0
+# Where only inotify knows that a file was created and not closed: how long to believe in a writer that changes nothing.
+OPEN_QUIET_PERIOD_MS = 60_000.0
+DOCUMENT_BYTES_MAX = 8 << 20  # a larger file is not looked at as one JSON document, and is read line by line
+_FIRST_LINE_BYTES_MAX = 64 << 10
+_JSON = json.JSONDecoder(object_pairs_hook=len)  # keeps nothing of the objects
+_NO_TARGET = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
 
 
 class Action(Enum):
@@ -36,6 +41,15 @@ class Verdict:
     detail: str = ""
 
 
+class UnusableFile(Exception):
+    """Nothing of the file can be ingested, and nothing of it has landed: ``reason`` is a code, ``detail`` one sentence."""
+
+    def __init__(self, reason: str, detail: str):
+        super().__init__(detail)
+        self.reason = reason
+        self.detail = detail
+
+
 class Hints(Protocol):
     """What somebody who watched the folder knows of a file (a ``Watcher``)."""
 
@@ -48,17 +62,37 @@ TAKE, WAIT, GONE = Verdict(Action.TAKE), Verdict(Action.WAIT), Verdict(Action.GO
 
 
 class Inspector:
-    """Looks at files without changing anything. Holds what is known of those that have to be still for a while."""
+    """Looks at files without changing anything. Remembers those that have to be stable for a while."""
 
-    def __init__(self, input_dir: Path, own_folders: Iterable[Path], settle_ms: float, hints: Hints | None):
+    def __init__(self, input_dir: Path, own_folders: Iterable[Path], quiet_period_ms: float, hints: Hints | None):
         self._prefix = os.path.join(input_dir, "")
         self._own = {os.fspath(folder) for folder in own_folders}
-        self._leases_tell = leases_tell(input_dir)
+        self._leases_are_reliable = leases_are_reliable(input_dir)
         self._hints = hints
-        self.stillness = Stillness(settle_ms)
+        self.stability = Stability(quiet_period_ms)
+
+    def list_entries(self) -> list[tuple[str, os.stat_result]]:
+        """List the entries whose names are finished, by arrival, with the status of each itself."""
+        found = []
+        with os.scandir(self._prefix) as entries:
+            for entry in entries:
+                if not is_unfinished(entry.name):
+                    with contextlib.suppress(FileNotFoundError):
+                        found.append((entry.name, entry.stat(follow_symlinks=False)))
+        found.sort(key=lambda item: (_changed_ns(item[1]), item[1].st_mtime_ns, item[0]))
+        return found
+
+    def arrival_ms(self, name: str, now_ms: int) -> int:
+        """Return when an entry, and what it links to, changed last in content or inode (epoch ms UTC); the future is now."""
+        path = self._prefix + name
+        status = os.lstat(path)
+        changed_ns = _changed_ns(status)
+        if stat.S_ISLNK(status.st_mode):
+            changed_ns = max(changed_ns, _changed_ns(os.stat(path)))
+        return max(0, min(changed_ns // 1_000_000, now_ms))
 
     def judge(self, name: str, status: os.stat_result, now_ms: float) -> Verdict:
-        """Judge one entry. A fault has to last for the settling time: a copy may begin unreadable.
+        """Judge one entry. A fault has to last for the quiet period: a copy may begin unreadable.
 
         Args:
             status: of the entry itself (a symlink is not followed).
@@ -71,44 +105,35 @@ class Inspector:
         path = self._prefix + name
         if kind_of(name) is None:
             return self._other(path, status)
-        fault = _fault_of_type(path, status)
-        if fault is not None:
-            if fault.action is Action.QUARANTINE and not self.stillness.is_still(name, status, now_ms):
-                return WAIT
-            return fault
         try:
-            descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+            descriptor = open_input(path, status)
         except FileNotFoundError:
             return GONE
         except BlockingIOError:  # somebody holds a write lease
             return WAIT
-        except PermissionError:
-            if not self.stillness.is_still(name, status, now_ms):
+        except UnusableFile as fault:
+            if not self.stability.is_stable(name, status, now_ms):
                 return WAIT
-            return Verdict(
-                Action.QUARANTINE,
-                "not_readable",
-                "The file may not be read by the user of the ingest job: change its mode.",
-            )
+            return Verdict(Action.QUARANTINE, fault.reason, fault.detail)
         try:
-            return TAKE if self.is_whole(name, descriptor, now_ms) else WAIT
+            return TAKE if self.is_complete(name, descriptor, now_ms) else WAIT
         finally:
             os.close(descriptor)
 
-    def is_whole(self, name: str, descriptor: int, now_ms: float) -> bool:
-        """Tell whether nobody writes the open file any more, as far as can be known."""
-        if self._leases_tell:
+    def is_complete(self, name: str, descriptor: int, now_ms: float) -> bool:
+        """Return whether nobody writes the open file any more, as far as can be known."""
+        if self._leases_are_reliable:
             writers = writers_of(descriptor)
             if writers is not Writers.UNKNOWN:
                 return writers is Writers.NONE
         closed = self._hints.closed(name) if self._hints else None
-        still_ms = None
+        quiet_period_ms = None
         if closed is False and self._was_opened(name):
-            still_ms = OPEN_SETTLE_MS
-        return self.stillness.is_still(name, os.fstat(descriptor), now_ms, still_ms) or closed is True
+            quiet_period_ms = OPEN_QUIET_PERIOD_MS
+        return self.stability.is_stable(name, os.fstat(descriptor), now_ms, quiet_period_ms) or closed is True
 
     def _was_opened(self, name: str) -> bool:
-        """Tell whether the creation of ``name`` was the beginning of a writing: making a link is the whole of it."""
+        """Return whether ``name`` was created to be written: a link is complete when it is made."""
         try:
             status = os.lstat(self._prefix + name)
         except FileNotFoundError:
@@ -127,36 +152,91 @@ class Inspector:
         )
 
 
-def _fault_of_type(path: str, status: os.stat_result) -> Verdict | None:
-    """Return why an entry can't be an input by its type, None if it can."""
-    target = status
-    if stat.S_ISLNK(status.st_mode):
+def set_arrival(descriptor: int, arrival_ms: int) -> bool:
+    """Make the arrival the file's time of change; False if it may not be changed, as the file is another user's."""
+    if os.fstat(descriptor).st_mtime_ns // 1_000_000 != arrival_ms:
         try:
-            target = os.stat(path)
-        except OSError as exc:
-            if exc.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EACCES):
-                raise
-            if not os.path.lexists(path):
-                return GONE
-            return Verdict(
-                Action.QUARANTINE,
-                "not_a_regular_file",
-                f"The link leads nowhere ({exc.strerror}): drop the file itself.",
-            )
-        if status.st_uid not in (target.st_uid, os.geteuid()):
-            return Verdict(
-                Action.QUARANTINE,
-                "not_readable",
-                "The link and its file belong to different users: drop the file itself.",
-            )
-    if stat.S_ISDIR(target.st_mode):
-        return Verdict(
-            Action.QUARANTINE, "is_a_directory", "It has a file's name but is a folder: drop its files instead."
+            os.utime(descriptor, ns=(arrival_ms * 1_000_000,) * 2)
+        except PermissionError:
+            return False
+    return True
+
+
+def _changed_ns(status: os.stat_result) -> int:
+    return max(status.st_mtime_ns, status.st_ctime_ns)
+
+
+def open_input(path: str, entry: os.stat_result) -> int:
+    """Open a file of a user for reading, without ever waiting: what was opened, not only what was named, is checked.
+
+    Args:
+        path: the entry, or what it points to if it is a symlink.
+
+        entry: status of the entry itself. Behind a symlink there must be a regular file of the link's owner; a link of our
+            own user may point to anybody's.
+
+    Raises:
+        UnusableFile: it is no regular file, may not be read, or belongs to another user than its link.
+        FileNotFoundError: the entry itself is gone.
+        BlockingIOError: somebody holds a write lease.
+    """
+    is_link = stat.S_ISLNK(entry.st_mode)
+    try:
+        _check(os.stat(path) if is_link else entry, entry)  # first, as to open a device may have effects
+        follow = 0 if is_link else os.O_NOFOLLOW
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | follow)
+    except PermissionError as exc:
+        raise UnusableFile(
+            "not_readable", "The file may not be read by the user of the ingest job: change its mode."
+        ) from exc
+    except OSError as exc:
+        if is_link and exc.errno in _NO_TARGET:
+            raise UnusableFile(
+                "not_a_regular_file", f"The link leads nowhere ({exc.strerror}): drop the file itself."
+            ) from exc
+        if exc.errno in (errno.ELOOP, errno.ENXIO):  # swapped since ``entry`` was read, for a link or a socket
+            raise UnusableFile("not_a_regular_file", "It was replaced while it was looked at: drop it again.") from exc
+        raise
+    try:
+        _check(os.fstat(descriptor), entry)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def _check(status: os.stat_result, entry: os.stat_result) -> None:
+    if stat.S_ISDIR(status.st_mode):
+        raise UnusableFile("is_a_directory", "It is a folder; drop the files in it instead.")
+    if not stat.S_ISREG(status.st_mode):
+        raise UnusableFile(
+            "not_a_regular_file", "It is a pipe, socket or device: write the requests to a file instead."
         )
-    if not stat.S_ISREG(target.st_mode):
-        return Verdict(
-            Action.QUARANTINE,
-            "not_a_regular_file",
-            "It is a pipe, socket or device: write the requests to a file instead.",
+    if stat.S_ISLNK(entry.st_mode) and entry.st_uid not in (status.st_uid, os.geteuid()):
+        raise UnusableFile("not_readable", "The link and its file belong to different users: drop the file itself.")
+
+
+def check_lines(source: BinaryIO) -> None:
+    """Look, from its beginning, whether a file is meant to be read line by line.
+
+    Raises:
+        UnusableFile: the whole file, of at most ``DOCUMENT_BYTES_MAX``, is one JSON document over several lines.
+    """
+    head = source.read(_FIRST_LINE_BYTES_MAX).removeprefix(b"\xef\xbb\xbf").lstrip()
+    first_line, line_end, _ = head.partition(b"\n")
+    # The first line of such a document is no document, which is found out without reading on.
+    if not line_end or first_line[:1] not in (b"{", b"[") or _is_json(first_line):
+        return
+    document = head + source.read(DOCUMENT_BYTES_MAX)
+    if len(document) <= DOCUMENT_BYTES_MAX and _is_json(document):
+        raise UnusableFile(
+            "not_json_lines", "This file is one JSON document over several lines; write one object a line."
         )
-    return None
+
+
+def _is_json(text: bytes) -> bool:
+    try:
+        _JSON.decode(text.decode())
+    except (ValueError, RecursionError):
+        return False
+    return True

@@ -1,17 +1,19 @@
 """Names of landing files and of the work in progress beside them.
 
-    <token>.<first_line>.<kind>.<quoted original name>     a landing file: whole, never changed, read by Spark; its dots are "+"
-    .work-<token>.<kind>.<coding>.<quoted original name>   claimed from the input folder, not published yet
-    .done-<token>                                          how far the work of that token has got
-    .seg-<token>                                           a segment being written
-    .part-<token>.<quoted host:port>                       lines received from a socket, not published yet
+    <token>.<first_line>.<kind>.<quoted original name>   a landing file: complete, never changed, read by Spark; its dots are "+"
+    .work-<token>.<arrival_ms>.<kind>.<coding>.<quoted original name>   claimed from the input folder, not published yet
+    .done-<token>                                        how far the work of that token has got
+    .seg-<token>                                         a segment being written
+    .part-<token>.<quoted host:port>                     lines received from a socket, not published yet
 
 Spark ignores names that start with "." (and "_"). A token sorts by time, and in one process no two are equal.
 """
 
 import os
+import re
 import secrets
 from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
 from urllib.parse import quote_from_bytes, unquote_to_bytes
 
 from pipeline.core.ids import TOKEN_ALPHABET, TOKEN_HALF_BITS, TOKEN_LENGTH, encode_token
@@ -21,10 +23,13 @@ DONE_PREFIX = ".done-"
 SEGMENT_PREFIX = ".seg-"
 PART_PREFIX = ".part-"
 
-QUOTED_BYTES_MAX = 150  # a file name may have 255 bytes; the rest of ours takes at most 60
+ORIGINAL_BYTES_MAX = 150  # of an original name in ours; a file name may have 255 bytes, and the rest takes at most 60
 KINDS = ("json", "csv", "sock")
 
 _KIND_OF_SUFFIX = {".json": "json", ".jsonl": "json", ".csv": "csv"}
+_UNSAFE = re.compile(r"[^\w.-]+")
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_LAST_MS = 253_402_300_799_999  # of the year 9999
 _UNFINISHED_SUFFIXES = ("~", ".tmp", ".part", ".partial", ".crdownload", ".swp", "._copying_")
 
 
@@ -63,9 +68,14 @@ class LandingName:
 
 @dataclass(frozen=True, slots=True)
 class WorkName:
-    """What the name of claimed work says. ``quoted`` is kept: a long name was cut and can't be quoted again."""
+    """What the name of claimed work says.
+
+    ``arrival_ms`` (epoch ms UTC) is when the file came into the input folder. It is part of the name since the rename that
+    claims the file is itself a change of its inode. ``quoted`` is kept: a long name was cut and can't be quoted again.
+    """
 
     token: Token
+    arrival_ms: int
     kind: str
     gzipped: bool
     quoted: str
@@ -76,7 +86,8 @@ class WorkName:
         return unquote_name(self.quoted)
 
     def __str__(self) -> str:
-        return f"{WORK_PREFIX}{self.token}.{self.kind}.{'gz' if self.gzipped else 'plain'}.{self.quoted}"
+        coding = "gz" if self.gzipped else "plain"
+        return f"{WORK_PREFIX}{self.token}.{self.arrival_ms}.{self.kind}.{coding}.{self.quoted}"
 
     def landing_name(self, segment: int, first_line: int) -> str:
         """Return the landing file name of one segment: the same after every restart."""
@@ -86,12 +97,12 @@ class WorkName:
 def quote_name(name: str) -> str:
     """Return ``name`` in ASCII without "/" or "%", at most 150 bytes, cut between characters where it is longer."""
     quoted = _quote(name)
-    if len(quoted) <= QUOTED_BYTES_MAX:
+    if len(quoted) <= ORIGINAL_BYTES_MAX:
         return quoted
     kept = ""
     for character in name:
         quoted = _quote(character)
-        if len(kept) + len(quoted) > QUOTED_BYTES_MAX:
+        if len(kept) + len(quoted) > ORIGINAL_BYTES_MAX:
             break
         kept += quoted
     return kept
@@ -124,15 +135,25 @@ def parse_work_name(name: str) -> WorkName | None:
     """Take the name of claimed work apart; None if it is not one."""
     if not name.startswith(WORK_PREFIX):
         return None
-    token, kind, coding, quoted = [*name[len(WORK_PREFIX) :].split(".", 3), "", "", ""][:4]
+    token, arrival_ms, kind, coding, quoted = [*name[len(WORK_PREFIX) :].split(".", 4), "", "", "", ""][:5]
     decoded = parse_token(token)
-    if decoded is None or kind not in KINDS or coding not in ("gz", "plain"):
+    if decoded is None or not arrival_ms.isdecimal() or kind not in KINDS or coding not in ("gz", "plain"):
         return None
-    return WorkName(decoded, kind, coding == "gz", quoted)
+    return WorkName(decoded, int(arrival_ms), kind, coding == "gz", quoted)
+
+
+def rejects_name(arrival_ms: int, original_name: str, token: str) -> str:
+    """Name the file of what is refused of an input file, for people to find: ``2026-11-20-bad.jsonl-<token>.jsonl``.
+
+    The date is that of the arrival (epoch ms UTC), so the name is the same whenever it is made.
+    """
+    date = (_EPOCH + timedelta(milliseconds=min(max(arrival_ms, 0), _LAST_MS))).date()
+    safe_name = _UNSAFE.sub("_", original_name).encode()[:ORIGINAL_BYTES_MAX].decode(errors="ignore")
+    return f"{date}-{safe_name}-{token}.jsonl"
 
 
 def kind_of(name: str) -> tuple[str, bool] | None:
-    """Return the kind of an input file and whether it is gzipped; None if its suffix is not one we read."""
+    """Return the kind of an input file and whether it is gzipped; None if its suffix is not one that is read."""
     lowered = name.lower()
     gzipped = lowered.endswith(".gz")
     stem, suffix = os.path.splitext(lowered.removesuffix(".gz"))
@@ -141,7 +162,7 @@ def kind_of(name: str) -> tuple[str, bool] | None:
 
 
 def is_unfinished(name: str) -> bool:
-    """Tell whether the name says "hidden" or "still being written"; such names are never touched or reported."""
+    """Return whether the name says "hidden" or "still being written"; such names are never touched or reported."""
     return name.startswith((".", "_")) or name.lower().endswith(_UNFINISHED_SUFFIXES)
 
 

@@ -5,13 +5,12 @@ import os
 
 from pipeline.core.ids import TOKEN_LENGTH
 from pipeline.landing.folder import LandingFolder
-from pipeline.landing.names import PART_PREFIX, Token, parse_token, quote_name, unquote_name
-from pipeline.landing.reports import Landed
+from pipeline.landing.names import PART_PREFIX, Token, parse_token, quote_name
 
 _STAMP_BYTES_MAX = 32
 
 
-class Part:
+class PartFile:
     """An open part file. ``started_ms`` is monotonic."""
 
     def __init__(self, path: str, descriptor: int, token: Token, quoted: str, started_ms: float):
@@ -23,7 +22,7 @@ class Part:
         self.size_bytes = os.fstat(descriptor).st_size
 
     @classmethod
-    def create(cls, folder: LandingFolder, token: Token, name: str, started_ms: float) -> "Part":
+    def create(cls, folder: LandingFolder, token: Token, name: str, started_ms: float) -> "PartFile":
         """Make a new part file for lines from ``name`` (host:port)."""
         path = folder.join(f"{PART_PREFIX}{token}.{quote_name(name)}")
         return cls(path, os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666), token, quote_name(name), started_ms)
@@ -34,18 +33,16 @@ class Part:
         self.size_bytes += written
         return written
 
-    def publish(self, folder: LandingFolder) -> Landed:
+    def publish(self, folder: LandingFolder) -> None:
         """Make the lines durable, then give the file its landing name (durable when the folder is synced).
 
         Raises:
             OSError: the disk failed; it is still an open part file and can be published later.
         """
         os.fsync(self._descriptor)
-        name = f"{self._token}.1.sock.{self._quoted}"
-        os.rename(self._path, folder.join(name))
+        os.rename(self._path, folder.join(f"{self._token}.1.sock.{self._quoted}"))
         with contextlib.suppress(OSError):  # it is durable and has its name; nothing is left that could fail
             self.close()
-        return Landed(unquote_name(self._quoted), name, self.size_bytes)
 
     def close(self) -> None:
         """Close the file; what is written stays. Closing twice is fine."""
@@ -68,21 +65,18 @@ class Part:
             os.ftruncate(self._descriptor, self.size_bytes)
 
 
-def adopt_parts(folder: LandingFolder, line_bytes_max: int) -> list[Landed]:
+def adopt_parts(folder: LandingFolder, line_bytes_max: int) -> None:
     """Publish the part files of a receiver that was killed, oldest first."""
-    landed = []
     for name in sorted(folder.names()):
         token = parse_token(name.removeprefix(PART_PREFIX)[:TOKEN_LENGTH]) if name.startswith(PART_PREFIX) else None
         if token is None:
             continue
         quoted = name[len(PART_PREFIX) + TOKEN_LENGTH + 1 :]
-        part = Part(folder.join(name), os.open(folder.join(name), os.O_RDWR), token, quoted, 0.0)
+        part = PartFile(folder.join(name), os.open(folder.join(name), os.O_RDWR | os.O_NOFOLLOW), token, quoted, 0.0)
         part.end_last_line(line_bytes_max)
         if part.size_bytes:
-            landed.append(part.publish(folder))
+            part.publish(folder)
         else:
             part.close()
             os.unlink(folder.join(name))
-    if landed:
-        folder.sync()
-    return landed
+    folder.sync()

@@ -5,8 +5,8 @@ loses no line it has read; the next one publishes what it finds. What nobody can
 the kernel held at a kill, as a line server keeps nothing. At the end of a connection an unterminated last line counts
 as a line.
 
-A line longer than ``line_bytes_max`` keeps its beginning and loses its end, which is logged and counted; what is kept
-is longer than ingest accepts, so it is rejected visibly. When the disk is full nothing more is read until what was read
+A line longer than ``line_bytes_max`` keeps its beginning and loses its end, which is logged; what is kept is longer than
+ingest accepts, so it is rejected visibly. When the disk is full nothing more is read until what was read
 is written, so the server waits.
 """
 
@@ -19,11 +19,10 @@ import socket
 
 from pipeline.core.backoff import backoff_ms
 from pipeline.core.clock import Clock, SystemClock
+from pipeline.core.text import visible
 from pipeline.landing.folder import LandingFolder, source_error
-from pipeline.landing.lines import LINE_BYTES_MAX
-from pipeline.landing.parts import Part, adopt_parts
-from pipeline.landing.reports import ReceiverReport
-from pipeline.landing.stamper import LineStamper
+from pipeline.landing.lines import LINE_CUT_BYTES, LineStamper
+from pipeline.landing.parts import PartFile, adopt_parts
 
 log = logging.getLogger(__name__)
 
@@ -60,12 +59,12 @@ class LineReceiver:
         roll_bytes: int = 4 << 20,
         unread_max: int = 50,
         roll_ms_behind: float = 2000,
-        line_bytes_max: int = LINE_BYTES_MAX,
+        line_bytes_max: int = LINE_CUT_BYTES,
         clock: Clock | None = None,
         rng: random.Random | None = None,
     ):
         self._address = (host, port)
-        self._name = f"{host}:{port}"
+        self._name = visible(f"{host}:{port}")
         self._roll_ms = roll_ms
         self._roll_bytes = roll_bytes
         self._unread_max = unread_max
@@ -79,10 +78,10 @@ class LineReceiver:
         self._complained_at_ms: float | None = None
         self._stamper = LineStamper(self._name, line_bytes_max)
         self._unwritten = b""
-        self._part: Part | None = None
+        self._part: PartFile | None = None
         self._keep_until_ms = 0.0  # when a part that was kept open for Spark to catch up is looked at again
         self._stuck = False  # the disk failed in the last step
-        self._closed = False
+        self._is_finished = False
         self._last_sign_ms = self._clock.monotonic_ms()  # of the last bytes, else of the first connection
         self.has_connected = False
         """Whether the line server was ever reached."""
@@ -92,16 +91,13 @@ class LineReceiver:
         self.quiet_for_ms = 0.0
         """How long nothing had come by the last step, counted from the first connection if nothing ever came."""
         self._folder = LandingFolder(landing_dir, reads=self._name)
+        self.source_id = self._folder.source_id
+        """16 hex digits that distinguish this landing folder from every other, for as long as it exists."""
         try:
-            self._report = ReceiverReport(landed=adopt_parts(self._folder, line_bytes_max))
+            adopt_parts(self._folder, line_bytes_max)
         except OSError as exc:
             self._folder.close()
             raise source_error(exc, f"receiving from {self._name}", self._folder.path) from exc
-
-    @property
-    def source_id(self) -> str:
-        """16 hex digits that tell this landing folder from every other, for as long as it exists."""
-        return self._folder.source_id
 
     def wait(self, timeout_s: float) -> None:
         """Return when the next ``step`` has something to do, at the latest after ``timeout_s``.
@@ -117,7 +113,7 @@ class LineReceiver:
                 timeout_s = min(timeout_s, (self._retry_at_ms - self._clock.monotonic_ms()) / 1000)
         poller.poll(max(0.0, timeout_s) * 1000)
 
-    def step(self, timeout_s: float) -> ReceiverReport:
+    def step(self, timeout_s: float) -> None:
         """Wait up to ``timeout_s``, then receive what is there and publish what is old or large enough.
 
         It takes in 16 MiB at most and, when it is time to connect, about ``CONNECT_TIMEOUT_S`` for each of the server's
@@ -129,52 +125,52 @@ class LineReceiver:
         """
         if timeout_s > 0:
             self.wait(timeout_s)
-        report = self._report
         try:
-            self._write(report)
+            self._write()
             if self._socket is not None or self._connect():
-                self._receive(report)
+                self._receive()
             else:
                 self.quiet_for_ms = self._clock.monotonic_ms() - self._last_sign_ms
-            self._roll(report)
+            self._roll()
         except OSError as exc:
             self._stuck = True
             raise source_error(exc, f"receiving from {self._name}", self._folder.path) from exc
         self._stuck = False
-        report.connected = self._socket is not None
-        self._report = ReceiverReport()
-        return report
 
-    def close(self) -> ReceiverReport:
-        """Land all that was received, also what the kernel holds and an unterminated line, and free the folder.
+    def finish(self) -> None:
+        """Land all that was received, also what the kernel holds and an unterminated line, and receive no more.
 
-        If the disk fails, a warning says what is lost; what stands in the part file is landed by the next receiver.
-        Closing twice is fine.
+        The folder stays locked until ``close``. If the disk fails, a warning says what is lost; what stands in the part file
+        is landed by the next receiver. Finishing twice is fine.
         """
-        report, self._report = self._report, ReceiverReport()
-        if self._closed:
-            return report
-        self._closed = True
+        if self._is_finished:
+            return
+        self._is_finished = True
         try:
-            self._write(report)
+            self._write()
             if self._socket is not None:
-                self._receive(report)
-            self._end_stream(report)
-            self._roll(report, everything=True)
+                self._receive()
+            self._end_stream()
+            self._roll(everything=True)
         except OSError as exc:
             log.warning(
                 "Not all that came from %s could be written to %s (%s): %d lines are lost; what is written there lands "
                 "at the next start.",
                 self._name, self._folder.path, exc.strerror or exc,
-                self._unwritten.count(b"\n") + self._stamper.has_begun,
+                self._unwritten.count(b"\n") + self._stamper.has_unfinished_line,
             )  # fmt: skip
         finally:
             self._disconnect()
             if self._part is not None:
                 with contextlib.suppress(OSError):
                     self._part.close()
+
+    def close(self) -> None:
+        """Finish, and free the folder. Closing twice is fine."""
+        try:
+            self.finish()
+        finally:
             self._folder.close()
-        return report
 
     def _connect(self) -> bool:
         """Connect if it is time to."""
@@ -209,7 +205,7 @@ class LineReceiver:
             self._socket.close()
             self._socket = None
 
-    def _receive(self, report: ReceiverReport) -> None:
+    def _receive(self) -> None:
         """Receive what the kernel holds, or the beginning of it."""
         assert self._socket is not None
         for _ in range(RECEIVES_PER_STEP):
@@ -225,29 +221,27 @@ class LineReceiver:
                 self._disconnect()
                 self._complain("closed the connection")
                 self.has_ended = self._has_received
-                self._end_stream(report)
+                self._end_stream()
                 return
             self._has_received = True
             self._last_sign_ms = self._clock.monotonic_ms()
             self.quiet_for_ms = 0.0
-            self._write(report, self._stamper.feed(data, self._clock.wall_ms()))
+            self._write(self._stamper.feed(data, self._clock.wall_ms()))
 
-    def _end_stream(self, report: ReceiverReport) -> None:
+    def _end_stream(self) -> None:
         """Take what has no line end as a line."""
-        self._write(report, self._stamper.end(self._clock.wall_ms()))
+        self._write(self._stamper.end(self._clock.wall_ms()))
 
-    def _write(self, report: ReceiverReport, lines: bytes = b"") -> None:
+    def _write(self, lines: bytes = b"") -> None:
         """Append to the part file; what can't be written now is kept for the next call."""
         self._unwritten += lines
-        report.lines += lines.count(b"\n")
-        report.cut, self._stamper.cut = report.cut + self._stamper.cut, 0
         while self._unwritten:
             if self._part is None:
                 token = self._folder.tokens.make(self._clock.wall_ms())
-                self._part = Part.create(self._folder, token, self._name, self._clock.monotonic_ms())
+                self._part = PartFile.create(self._folder, token, self._name, self._clock.monotonic_ms())
             self._unwritten = self._unwritten[self._part.write(self._unwritten) :]
         if self._part is not None and self._part.size_bytes >= self._roll_bytes:
-            self._publish(report)
+            self._publish()
 
     def _roll_in_s(self) -> float:
         """Return how long the part file may still grow."""
@@ -256,7 +250,7 @@ class LineReceiver:
         roll_at_ms = max(self._part.started_ms + self._roll_ms, self._keep_until_ms)
         return max(0.0, roll_at_ms - self._clock.monotonic_ms()) / 1000
 
-    def _roll(self, report: ReceiverReport, everything: bool = False) -> None:
+    def _roll(self, everything: bool = False) -> None:
         if self._part is None:
             return
         now_ms = self._clock.monotonic_ms()
@@ -267,10 +261,10 @@ class LineReceiver:
             if age_ms < self._roll_ms_behind and self._folder.unread() > self._unread_max:
                 self._keep_until_ms = now_ms + min(self._roll_ms, self._roll_ms_behind - age_ms)
                 return
-        self._publish(report)
+        self._publish()
 
-    def _publish(self, report: ReceiverReport) -> None:
+    def _publish(self) -> None:
         assert self._part is not None
-        report.landed.append(self._part.publish(self._folder))
+        self._part.publish(self._folder)
         self._part = None
         self._folder.sync()

@@ -1,6 +1,6 @@
 """Waits until something may have happened in a folder: at once with inotify, else every 200 ms.
 
-What it tells is never needed for correctness (the gatekeeper looks for itself), so every failure just means polling.
+What it reports is never needed for correctness (the gatekeeper looks for itself), so every failure just means polling.
 """
 
 import logging
@@ -29,7 +29,7 @@ class Watcher:
         self._flags = inotify_simple.flags
         flags = self._flags
         # ATTRIB: a file becomes readable or gets another time. Reading and closing what was read make no event, so the
-        # gatekeeper does not wake itself.
+        # gatekeeper does not wake itself up.
         mask = (
             flags.CLOSE_WRITE
             | flags.MOVED_TO
@@ -44,15 +44,6 @@ class Watcher:
             self._inotify.add_watch(self._folder, mask)
         except OSError as exc:
             self._give_up(exc)
-
-    @property
-    def notified(self) -> bool:
-        """Whether the kernel tells of changes; otherwise the folder has to be looked through every 200 ms."""
-        return self._inotify is not None
-
-    def fileno(self) -> int:
-        """Return the descriptor that becomes readable on a change, -1 if there is none."""
-        return self._inotify.fileno() if self._inotify is not None else -1
 
     def wait(self, timeout_s: float) -> bool:
         """Return True when something may have changed in the folder, False after ``timeout_s`` without that.
@@ -77,9 +68,9 @@ class Watcher:
                 self._give_up(exc)
 
     def closed(self, name: str) -> bool | None:
-        """Tell whether the file was closed by its writer or renamed in (True), or created and not closed (False).
+        """Return whether the file was closed by its writer or renamed in (True), or created and not closed (False).
 
-        None: it was there before we looked, or not all events were seen.
+        None: it was there before the watch began, or not all events were seen.
         """
         return self._closed.get(name)
 

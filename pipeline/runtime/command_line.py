@@ -1,97 +1,59 @@
-"""spark-submit's command line, read as spark-submit reads it."""
+"""What has to be known of spark-submit's command line; the rest passes unread, for Spark to judge."""
 
+import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
-from pipeline.core.errors import ConfigError
-
-# spark-submit's options (Spark 4.3, SparkSubmitOptionParser): which words belong to Spark and which to the script depends
-# on whether an option takes a value.
-VALUE_OPTIONS = frozenset(
-    """--archives --class --conf -c --deploy-mode --driver-class-path --driver-cores --driver-java-options
-    --driver-library-path --driver-memory --exclude-packages --executor-cores --executor-memory --files --jars --keytab
-    --kill --master --name --num-executors --packages --principal --properties-file --proxy-user --py-files --queue
-    --remote --repositories --status --total-executor-cores""".split()  # noqa: SIM905 (a list would fill the screen)
-)
-SWITCHES = frozenset(
-    ("--help", "-h", "--load-spark-defaults", "--supervise", "--usage-error", "--verbose", "-v", "--version")
+# Options whose value may end in ".py" without being the script.
+NOT_THE_SCRIPT = frozenset(
+    ("--py-files", "--files", "--archives", "--jars", "--conf", "-c", "--properties-file", "--name")
 )
 
 
-@dataclass(frozen=True, slots=True)
-class CommandLine:
-    """``spark-submit``'s arguments: its own options as (name, value) pairs, the script or jar, and what belongs to that."""
+def split_command_line(argv: Sequence[str]) -> tuple[list[str], str | None, list[str]]:
+    """Return spark-submit's options, the script and the script's arguments; everything is an option if there is no script.
 
-    options: tuple[tuple[str, str | None], ...]
-    script: str | None
-    arguments: tuple[str, ...]
-
-    def get(self, name: str) -> str | None:
-        """Return the value of the last ``name``, "" for a switch, None if it isn't given."""
-        return next((value or "" for option, value in reversed(self.options) if option == name), None)
-
-    def has(self, *names: str) -> bool:
-        return any(option in names for option, _ in self.options)
-
-    def without(self, name: str) -> list[str]:
-        """Return the options as words, those called ``name`` left out."""
-        kept = (pair for pair in self.options if pair[0] != name)
-        return [word for pair in kept for word in pair if word is not None]
-
-
-def parse_command_line(argv: Sequence[str]) -> CommandLine:
-    """Split ``argv`` as spark-submit does: its options up to the first other word, which is the script.
-
-    Raises:
-        ConfigError: An option that spark-submit doesn't have, or one without its value.
+    The script is the first argument that ends in ``.py`` and is not the value of an option.
     """
-    options: list[tuple[str, str | None]] = []
-    words = iter(argv)
-    for word in words:
-        name, equals, value = word.partition("=")
-        if word in SWITCHES:
-            options.append((word, None))
-        elif word in VALUE_OPTIONS:
-            if (following := next(words, None)) is None:
-                raise ConfigError(f"{word} needs a value: ./spark-submit.sh --spark-help says which.")
-            options.append((word, following))
-        elif equals and name.startswith("--") and name in VALUE_OPTIONS:
-            options.append((name, value))
-        elif word.startswith("-"):
-            raise ConfigError(
-                f"There is no option {word}: see --help, and note that a job's own options follow its name."
-            )
+    for index, argument in enumerate(argv):
+        if argument.endswith(".py") and argument[0] != "-" and (index == 0 or argv[index - 1] not in NOT_THE_SCRIPT):
+            return list(argv[:index]), argument, list(argv[index + 1 :])
+    return list(argv), None, []
+
+
+def take_option(arguments: Sequence[str], *names: str) -> tuple[list[str], list[str]]:
+    """Return ``arguments`` without the options ``names``, and the values that those had."""
+    rest: list[str] = []
+    values: list[str] = []
+    left = iter(arguments)
+    for argument in left:
+        name, equals, value = argument.partition("=")
+        if argument in names:
+            values.append(next(left, ""))
+        elif equals and name in names:
+            values.append(value)
         else:
-            return CommandLine(tuple(options), word, tuple(words))
-    return CommandLine(tuple(options), None, ())
+            rest.append(argument)
+    return rest, values
 
 
-def read_spark_setting(line: CommandLine, conf_dir: Path, option: str, key: str) -> str | None:
+def read_spark_setting(options: Sequence[str], conf_dir: Path, option: str, key: str) -> str | None:
     """Return a setting as Spark would: its option, else ``--conf``, else the properties file; None if nowhere.
 
     ``conf_dir`` holds ``spark-defaults.conf``; ``option`` may be "" for a key without an option of its own.
     """
-    if (value := line.get(option)) is not None:
+    for value in reversed(take_option(options, option)[1]):
         return value
-    for name, pair in reversed(line.options):
-        if name in ("--conf", "-c") and (pair or "").partition("=")[0].strip() == key:
-            return (pair or "").partition("=")[2].strip()
-    named = line.get("--properties-file")
-    files = [Path(named)] if named else []
-    if not named or line.has("--load-spark-defaults"):
-        files.append(conf_dir / "spark-defaults.conf")
-    for file in files:
-        if file.is_file() and (value := _read_properties(file).get(key)) is not None:
-            return value
-    return None
+    for pair in reversed(take_option(options, "--conf", "-c")[1]):
+        if pair.partition("=")[0].strip() == key:
+            return pair.partition("=")[2].strip()
+    file = Path([str(conf_dir / "spark-defaults.conf"), *take_option(options, "--properties-file")[1]][-1])
+    text = file.read_text(encoding="utf-8", errors="replace") if file.is_file() else ""
+    values = re.findall(rf"^[ \t]*{re.escape(key)}[ \t=]+(.*?)[ \t]*$", text, re.MULTILINE)
+    return values[-1] if values else None
 
 
-def _read_properties(path: Path) -> dict[str, str]:
-    """Read the part of Java's properties format that Spark's files use: ``key value``, ``key=value``, # comments."""
-    properties = {}
-    for text in path.read_text(encoding="utf-8", errors="replace").splitlines():
-        if text.strip() and text.strip()[0] not in "#!":
-            key, _, value = text.strip().replace("=", " ", 1).replace("\t", " ").partition(" ")
-            properties[key] = value.strip()
-    return properties
+def append_file(options: list[str], conf_dir: Path, option: str, key: str, path: Path) -> list[str]:
+    """Add ``path`` to the comma-separated files of ``option``, whose other home is the setting ``key``."""
+    others = read_spark_setting(options, conf_dir, option, key)
+    return [*take_option(options, option)[0], option, f"{others},{path}" if others else str(path)]

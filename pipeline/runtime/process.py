@@ -1,11 +1,9 @@
 """What the set-up needs of processes and file locks, beyond the standard library."""
 
 import ctypes
-import fcntl
 import os
 import signal
 import sys
-import threading
 import time
 from collections.abc import Callable
 
@@ -44,24 +42,14 @@ def open_lock(path: str | os.PathLike[str]) -> int:
     return os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
 
 
-def try_lock(fd: int, operation: int) -> bool:
-    """Take ``LOCK_SH`` or ``LOCK_EX`` at once, or return False. A lock that was held before is given up in both cases."""
-    try:
-        fcntl.flock(fd, operation | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
-
-
 def wait_until(condition: Callable[[], bool], timeout_s: float) -> bool:
     """Return True as soon as ``condition`` holds, False if it doesn't within ``timeout_s``.
 
     For what has nothing to wait on, like a lock with a deadline.
     """
-    never = threading.Event()
     deadline_s = time.monotonic() + timeout_s
     while not condition():
         if time.monotonic() >= deadline_s:
             return False
-        never.wait(_POLL_S)
+        time.sleep(_POLL_S)
     return True

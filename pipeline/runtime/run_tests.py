@@ -1,10 +1,31 @@
-"""What ``tests/run.sh`` runs: pytest, in an environment where Spark starts."""
+"""What ``tests/run.sh`` runs: pytest in an environment where Spark starts, with the tests that its arguments ask for.
+
+No tests named: those of every day, within some minutes. ``--all``: all there are. Paths, ``-k`` or ``-m`` given: what they
+select, the nightly ones only if ``-m`` says so. CONTRIBUTING.md has the tiers.
+"""
 
 import os
 import sys
+from collections.abc import Sequence
+from pathlib import Path
 
 from pipeline.core.errors import ConfigError
 from pipeline.runtime.submit import spark_environ
+
+EVERYDAY = "not process and not planted and not slow and not nightly"
+# Two workers for two cores; tests of one group, such as those that share a Spark session, stay in one of them.
+DEFAULTS = ("-n", "2", "--dist", "loadgroup", "--timeout", "120")
+
+
+def pytest_arguments(given: Sequence[str]) -> list[str]:
+    """Return the arguments of pytest for those of ``tests/run.sh``; what is given beats the defaults, as the later counts."""
+    rest = [argument for argument in given if argument != "--all"]
+    if len(rest) < len(given):
+        return [*DEFAULTS, "-m", "", *rest]
+    selects = any(argument.startswith(("-m", "-k", "--last-failed", "--lf")) for argument in rest)
+    names = any(Path(argument.partition("::")[0]).exists() for argument in rest)
+    return [*DEFAULTS, *([] if selects or names else ["-m", EVERYDAY]), *rest]
+
 
 if __name__ == "__main__":
     try:
@@ -13,4 +34,4 @@ if __name__ == "__main__":
         sys.exit(str(error))
     environ |= {"PYSPARK_PYTHON": sys.executable, "PYSPARK_DRIVER_PYTHON": sys.executable}
     environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
-    os.execve(sys.executable, [sys.executable, "-P", "-m", "pytest", *sys.argv[1:]], environ)
+    os.execve(sys.executable, [sys.executable, "-P", "-m", "pytest", *pytest_arguments(sys.argv[1:])], environ)

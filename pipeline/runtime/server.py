@@ -1,16 +1,16 @@
 """The private Redis-compatible server of one checkout: started by its first user, gone with its last, durable.
 
-Everything is in ``<state>/server/``. Who lives is told by file locks alone, since the kernel gives those up for a process
-however it ends; there are no pid files to go stale.
+Everything is in ``<state>/server/``. File locks alone say who lives, since the kernel releases them for a process however it
+ends; there are no pid files to go stale.
 
-    users    shared by each user for as long as it needs the server; the keeper waits for it exclusively
-    keeper   held by the keeper, the detached process that starts and stops the server
-    server   held by the keeper and, inherited, by the server: while it is taken somebody may still write to the data
-    change   held while somebody comes or goes
+    users    shared by each user for as long as it needs the server; the daemon takes it exclusively once nobody is left
+    daemon   held by the server daemon, the detached process that starts and stops the server
+    server   held by the daemon and, inherited, by the server: while it is held somebody may still write to the data
+    change   held while a user arrives or leaves
 
-So the keeper gets ``users`` exactly when the last user is gone, and a newcomer then waits until the keeper has ended. If
-the keeper is killed, the kernel stops the server with it (Linux); where it can't, the next keeper tells the server to stop.
-If the server ends by itself, the keeper starts it again for the users that are there; clients reconnect by themselves.
+So the daemon gets ``users`` exactly when the last user is gone, and a user that arrives then waits until the daemon has ended.
+If the daemon is killed, the kernel stops the server with it (Linux); elsewhere the next daemon shuts it down before it starts
+another. A server that ends by itself is started again for its users; clients reconnect by themselves.
 """
 
 import contextlib
@@ -30,14 +30,14 @@ from pathlib import Path
 from urllib.parse import quote
 
 from pipeline.core.errors import ConfigError, StoreError
-from pipeline.runtime.process import open_lock, try_lock, wait_until
+from pipeline.core.files import try_lock
+from pipeline.runtime.process import open_lock, wait_until
 
-VERSION_MIN = (7, 0)  # older ones start empty, without a word, on the data files of newer ones
+VERSION_MIN = (7, 0)  # older ones silently start empty on the data files of newer ones
 SOCKET_PATH_BYTES_MAX = 100  # the kernels' limits are 108 (Linux) and 104 (macOS)
-KEEPER = "pipeline.runtime.keeper"
+DAEMON = "pipeline.runtime.server_daemon"
 STOP_TIMEOUT_S = 60.0
 REPORT_S = 5.0  # how often a long start is reported
-PING_S = 0.01
 
 
 class PrivateServer:
@@ -63,17 +63,17 @@ class PrivateServer:
         """Become a user, starting the server unless it runs; returns when it answers.
 
         Args:
-            should_stop: asked again and again while there is something to wait for.
+            should_stop: asked many times a second while there is something to wait for.
 
         Raises:
             ConfigError: There is no server program.
             StoreError: It didn't start, or ``should_stop`` said so.
         """
         with self._change(should_stop):
-            _take_lock(self.users_fd, fcntl.LOCK_SH, should_stop)  # waits while a keeper shuts down
+            _take_lock(self.users_fd, fcntl.LOCK_SH, should_stop)  # waits while a daemon shuts down
             self._is_user = True
-            if not self._keeper_lives():
-                self._start_keeper()
+            if not self._daemon_lives():
+                self._start_daemon()
         self._await_answer(should_stop)  # others may leave meanwhile
 
     def release(self) -> None:
@@ -83,7 +83,7 @@ class PrivateServer:
             return
         self._is_user = False
         with self._change():
-            # Nobody comes meanwhile, so what isn't ours to lock is held by other users, or by the keeper at work.
+            # Nobody comes meanwhile, so what isn't ours to lock is held by other users, or by the daemon at work.
             alone = try_lock(self.users_fd, fcntl.LOCK_EX)
             stopping = alone or not try_lock(self.users_fd, fcntl.LOCK_SH)
             os.close(self.users_fd)
@@ -99,13 +99,13 @@ class PrivateServer:
         finally:
             os.close(fd)
 
-    def _keeper_lives(self) -> bool:
-        return _is_locked(self.directory / "keeper")
+    def _daemon_lives(self) -> bool:
+        return _is_locked(self.directory / "daemon")
 
-    def _start_keeper(self) -> None:
-        """Start the keeper in a session of its own, where no Ctrl-C reaches it; when this returns it holds its lock."""
+    def _start_daemon(self) -> None:
+        """Start the daemon in a session of its own, where no Ctrl-C reaches it; when this returns it holds its lock."""
         arguments = (find_server_program(), self.directory, self.socket)
-        command = [sys.executable, "-P", "-m", KEEPER, *map(str, arguments)]
+        command = [sys.executable, "-P", "-m", DAEMON, *map(str, arguments)]
         root = str(Path(__file__).resolve().parents[2])
         with open(self.log, "ab") as log:
             subprocess.run(
@@ -117,18 +117,15 @@ class PrivateServer:
         """Wait until the server serves: at once as a rule, longer while it reads a big file of data."""
 
         def is_decided() -> bool:
-            return self._serves() or not self._keeper_lives() or _check_stop(should_stop)
+            return serves(self.socket) or not self._daemon_lives() or _check_stop(should_stop)
 
         started_s = time.monotonic()
         while not wait_until(is_decided, REPORT_S):
             loading = call_server(self.socket, b"PING").startswith(b"-LOADING")
             state = "is still reading its data" if loading else f"doesn't answer yet: {self.log} may say why"
             print(f"The private server {state} ({time.monotonic() - started_s:.0f} s).", file=sys.stderr, flush=True)
-        if not self._serves():
+        if not serves(self.socket):
             raise StoreError(f"The private server did not start: put right what {self.log} says at its end.")
-
-    def _serves(self) -> bool:
-        return serves(self.socket)
 
 
 @contextlib.contextmanager
@@ -139,7 +136,7 @@ def private_server(state_dir: Path, should_stop: Callable[[], bool] | None = Non
     stays, and is there again at the next start.
 
     Args:
-        should_stop: asked again and again while the server is waited for; for signal handlers that only set a flag.
+        should_stop: asked many times a second while the server is waited for; for signal handlers that only set a flag.
 
     Raises:
         ConfigError: There is no server program, or ``state_dir`` can't be used.
@@ -189,16 +186,13 @@ def call_server(path: Path, command: bytes) -> bytes:
 
 
 def serves(path: Path) -> bool:
-    """Tell whether a server answers at ``path``, with its data read."""
+    """Return whether a server answers at ``path``, with its data read."""
     return call_server(path, b"PING") == b"+PONG\r\n"
 
 
 def _take_lock(fd: int, operation: int, should_stop: Callable[[], bool] | None) -> None:
-    """Wait for a lock; with ``should_stop``, only until that says so, by a StoreError."""
-    if should_stop is None:
-        fcntl.flock(fd, operation)
-    else:
-        wait_until(lambda: try_lock(fd, operation) or _check_stop(should_stop), math.inf)
+    """Wait for a lock, but no longer than until ``should_stop``, which raises StoreError."""
+    wait_until(lambda: try_lock(fd, operation) or _check_stop(should_stop), math.inf)
 
 
 def _check_stop(should_stop: Callable[[], bool] | None) -> bool:

@@ -1,9 +1,9 @@
 """What ``spark-submit.sh`` runs: look at the command line, prepare the environment, then become the right program.
 
-- ``jobs/drain.py`` and ``jobs/status.py`` need no Spark: Python on the script, no Java looked for.
+- Our jobs but ``jobs/ingest.py``, and any job's ``--help``: Python on the script, no Java looked for.
 - Other Python scripts in client mode: also Python on the script, with Spark's options in ``PYSPARK_SUBMIT_ARGS``. Spark's own
   ``spark-submit`` would turn into the JVM with Python below it, where SIGTERM never reaches the job.
-- All else (cluster mode, jars, ``--status``, ``--kill``): Spark's own ``spark-submit``, arguments unchanged.
+- All else (cluster mode, jars, ``--status``, ``--kill``): Spark's own ``spark-submit``.
 - No arguments: the supervisor.
 """
 
@@ -22,31 +22,30 @@ from pathlib import Path
 from typing import NoReturn
 
 from pipeline.core.errors import ConfigError, PipelineError
-from pipeline.runtime.command_line import (
-    CommandLine,
-    parse_command_line,
-    read_spark_setting,
-)
+from pipeline.runtime.command_line import append_file, read_spark_setting, split_command_line, take_option
 from pipeline.runtime.process import open_standard_fds
 
 ROOT = Path(__file__).resolve().parents[2]
-WITHOUT_SPARK = frozenset({"drain.py", "status.py"})
-# With one of these the script, if there is one, doesn't run in a driver here.
-ELSEWHERE = ("--class", "--kill", "--status", "--remote", "--usage-error")
+SPARK_JOB = "ingest.py"  # the only job that needs Spark, and with it Java
+# With one of these nothing runs in a driver here.
+ELSEWHERE = frozenset(("--class", "--kill", "--status", "--remote", "--usage-error"))
+ABOUT = frozenset(("-h", "--help", "--version"))
 
 HELP = """\
 Usage:
   ./spark-submit.sh
-      Everything on this machine: ingest inbox/ and print each message when it is due. Ctrl-C stops it.
-      A few sample messages are dropped into inbox/ at each start.
-  ./spark-submit.sh [spark-submit options] jobs/ingest.py [options]
-      Take requests in, on this machine or on a cluster (--master ..., --deploy-mode ...).
-  ./spark-submit.sh jobs/drain.py [options]
-  ./spark-submit.sh jobs/status.py [options]
-      Deliver what is due; say what is scheduled. Neither needs Spark.
+      Everything on this machine: take in what is dropped into inbox/ and print each message when it is due. Ctrl-C stops it.
+      The first start with a private Redis drops a few sample messages into inbox/.
+  ./spark-submit.sh [spark-submit options] SCRIPT [options]
+      One job, or a Python script of your own. Jars and cluster mode work as with Spark's own spark-submit.
 
-  Any other Python script, class or jar runs as with Spark's own spark-submit.
-  Each job has its own --help: ./spark-submit.sh jobs/drain.py --help
+Jobs (each has its own --help; only ingest needs Java, and only it has use for spark-submit options):
+  jobs/ingest.py        take requests in, on this machine or on a cluster (--master ..., --deploy-mode ...)
+  jobs/drain.py         print messages when they are due, or move them into streams
+  jobs/consume.py       print the messages of a topic as a consumer of a group
+  jobs/topics.py        list topics and groups; pause and resume topics
+  jobs/dead_letters.py  list, show, redrive and purge dead letters
+  jobs/status.py        what is scheduled, in flight and delivered, and how late
 
 Options:
   -h, --help      show this and exit
@@ -76,40 +75,97 @@ def plan_program(argv: Sequence[str], environ: Mapping[str, str], *, root: Path 
     Raises:
         ConfigError: The command line is wrong, the script isn't there, or no Java is.
     """
-    line = parse_command_line(argv)
-    conf_dir = Path(environ.get("SPARK_CONF_DIR") or root / "conf")
-
-    def setting(option: str, key: str) -> str | None:
-        return read_spark_setting(line, conf_dir, option, key)
-
-    child_environ = _base_environ(environ, root)
-    script = _find_script(line, root)
+    options, name, arguments = split_command_line(argv)
+    environ = _with_our_package(environ, root)
+    is_jar = name is None and any(argument.endswith(".jar") for argument in argv)
+    if is_jar or ELSEWHERE.intersection(option.partition("=")[0] for option in options):
+        return _sparks_own(argv, environ, root)
+    script = _find_script(name or argv[0], root)
     is_ours = script is not None and script.resolve().parent == root / "jobs"
-    is_local = (
-        re.match(r"local(\[|$)", setting("--master", "spark.master") or environ.get("MASTER") or "local") is not None
-    )
-    in_cluster = setting("--deploy-mode", "spark.submit.deployMode") == "cluster"
-    if script is not None and is_ours and script.name in WITHOUT_SPARK and not in_cluster:
-        return Program((sys.executable, str(script), *line.arguments), child_environ)
-
-    options = line.without("")
+    conf_dir = Path(environ.get("SPARK_CONF_DIR") or root / "conf")
+    master = read_spark_setting(options, conf_dir, "--master", "spark.master") or environ.get("MASTER") or "local"
+    is_local = re.match(r"local(\[|$)", master) is not None
+    in_cluster = read_spark_setting(options, conf_dir, "--deploy-mode", "spark.submit.deployMode") == "cluster"
+    needs_spark = script is None or script.name == SPARK_JOB or in_cluster
+    if is_ours and (ABOUT.intersection(arguments) or not needs_spark):
+        return Program((sys.executable, str(script), *arguments), dict(environ))
+    if in_cluster:
+        _check_cluster_mode(master, is_local)
     if is_ours and not is_local:
-        packed = str(pack_package(root, state_dir / "py-files"))
-        theirs = setting("--py-files", "spark.submit.pyFiles")
-        options = [*line.without("--py-files"), "--py-files", f"{theirs},{packed}" if theirs else packed]
-    child_environ |= spark_environ(environ, root, quiet=is_ours and is_local)
-    if script is None or in_cluster or line.has(*ELSEWHERE):
-        submit = os.path.join(child_environ["SPARK_HOME"], "bin", "spark-submit")
-        resource = [] if line.script is None else [str(script or line.script)]
-        return Program((submit, *options, *resource, *line.arguments), child_environ)
+        packed = pack_package(root, state_dir / "py-files")
+        options = append_file(options, conf_dir, "--py-files", "spark.submit.pyFiles", packed)
+    if is_ours and in_cluster:
+        file = environ.get("DUETIME_CONFIG") or str(root / "conf" / "pipeline.toml")
+        options, arguments = _ship_configuration(options, arguments, conf_dir, file)
+    if script is None or in_cluster:
+        return _sparks_own([*options, str(script or name), *arguments], environ, root)
+    child = {**environ, **spark_environ(environ, root, quiet=is_ours and is_local)}
     if is_local:
-        child_environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")  # nobody else has to reach this Spark
+        child.setdefault("SPARK_LOCAL_IP", "127.0.0.1")  # nobody else has to reach this Spark
     # Workers run the Python that has our packages; on a cluster the user may know a better path.
-    named = setting("", "spark.pyspark.python") or environ.get("PYSPARK_PYTHON")
-    child_environ["PYSPARK_PYTHON"] = named if named and not is_local else sys.executable
-    child_environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
-    child_environ["PYSPARK_SUBMIT_ARGS"] = shlex.join([*options, "pyspark-shell"])
-    return Program((sys.executable, str(script), *line.arguments), child_environ)
+    named = read_spark_setting(options, conf_dir, "", "spark.pyspark.python") or environ.get("PYSPARK_PYTHON")
+    child["PYSPARK_PYTHON"] = named if named and not is_local else sys.executable
+    child["PYSPARK_DRIVER_PYTHON"] = sys.executable
+    child["PYSPARK_SUBMIT_ARGS"] = shlex.join([*options, "pyspark-shell"])
+    return Program((sys.executable, str(script), *arguments), child)
+
+
+def _find_script(name: str, root: Path) -> Path | None:
+    """Return the Python script ``name`` of the user, else of the checkout; None if it is not on this machine.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    if name.startswith("-"):
+        raise ConfigError("No script is named: add one, for example jobs/ingest.py; --help lists the jobs.")
+    if ":/" in name:
+        return None
+    if name.endswith(".py"):
+        for script in (Path(name), root / name):
+            if script.is_file():
+                return script
+    job = Path("jobs", f"{Path(name).stem}.py")
+    hint = f"did you mean {job}?" if (root / job).is_file() else "name a script, for example jobs/ingest.py."
+    raise ConfigError(f"There is no script {name}: {hint}")
+
+
+def _check_cluster_mode(master: str, is_local: bool) -> None:
+    """Refuse what Spark would answer with a Java trace.
+
+    Raises:
+        ConfigError: ``master`` has no machines to run a Python driver on.
+    """
+    if is_local:
+        raise ConfigError(
+            f"--deploy-mode cluster needs a cluster, and {master} is this machine: name one with --master."
+        )
+    if master.startswith("spark://"):
+        raise ConfigError(
+            "A standalone cluster runs no Python drivers: leave --deploy-mode cluster out, so that it runs here."
+        )
+
+
+def _ship_configuration(
+    options: list[str], arguments: list[str], conf_dir: Path, default: str
+) -> tuple[list[str], list[str]]:
+    """Send the configuration file along to a driver in the cluster, and let the job read it there, by name.
+
+    It is ``default``, unless ``--config`` names one. Spark puts what ``--files`` names into the driver's working directory; if it
+    were not there, the job would refuse to start.
+
+    Raises:
+        ConfigError: there is no such file.
+    """
+    arguments, named = take_option(arguments, "--config")
+    file = Path([default, *named][-1]).resolve()
+    if not file.is_file():
+        raise ConfigError(f"There is no configuration file {file} to send along: name another with --config.")
+    return append_file(options, conf_dir, "--files", "spark.files", file), [*arguments, "--config", file.name]
+
+
+def _sparks_own(arguments: Sequence[str], environ: Mapping[str, str], root: Path) -> Program:
+    child = {**environ, **spark_environ(environ, root, quiet=False)}
+    return Program((os.path.join(child["SPARK_HOME"], "bin", "spark-submit"), *arguments), child)
 
 
 def spark_environ(environ: Mapping[str, str], root: Path = ROOT, *, quiet: bool = True) -> dict[str, str]:
@@ -131,22 +187,12 @@ def spark_environ(environ: Mapping[str, str], root: Path = ROOT, *, quiet: bool 
     }
 
 
-def _base_environ(environ: Mapping[str, str], root: Path) -> dict[str, str]:
+def _with_our_package(environ: Mapping[str, str], root: Path) -> Mapping[str, str]:
     """Return ``environ`` with our package importable, also when nobody came through spark-submit.sh."""
     paths = [path for path in environ.get("PYTHONPATH", "").split(os.pathsep) if path]
     if str(root) not in paths:
         paths.insert(0, str(root))
     return {**environ, "PYTHONPATH": os.pathsep.join(paths)}
-
-
-def _find_script(line: CommandLine, root: Path) -> Path | None:
-    """Return the Python script that is to run here: as the user names it, else in the checkout; None if it is anything else."""
-    if line.script is None or not line.script.endswith(".py") or ":/" in line.script:
-        return None
-    for script in (Path(line.script), root / line.script):
-        if script.is_file():
-            return script
-    raise ConfigError(f"There is no file {line.script}: name a script, for example jobs/ingest.py.")
 
 
 def _find_spark_home(environ: Mapping[str, str]) -> str:
@@ -212,12 +258,12 @@ def main(argv: Sequence[str]) -> int:
             return supervise(ROOT, load_settings({}, os.environ))
         if list(argv) == ["--spark-help"]:
             argv = ["--usage-error"]
-        line = parse_command_line(argv)
-        if line.has("--help", "-h"):
-            print(HELP, end="")
-            return 0
-        if line.has("--version"):
+        about = ABOUT.intersection(split_command_line(argv)[0])
+        if about == {"--version"}:
             print_versions()
+            return 0
+        if about:
+            print(HELP, end="")
             return 0
         program = plan_program(argv, os.environ, state_dir=ROOT / ".duetime")
     except PipelineError as error:

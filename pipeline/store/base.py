@@ -2,18 +2,23 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, NamedTuple, Protocol
 
-NO_FENCE = ""  # of a file of which nothing is stored
+NO_MARKER = ""  # of a file of which nothing is stored
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
-    """``count`` messages of one bucket, sorted by due_ms; of each, ``wire`` holds the score and the member as RESP bulk strings."""
+class MessageRows:
+    """Messages as two columns that run in parallel, in order of ``due_ms``.
 
-    bucket_start_ms: int
-    count: int
-    wire: bytes
+    Lists will do; who stores many passes a NumPy array of int64 and an Arrow array of binaries, of which no row is made.
+    """
+
+    due_ms: Any
+    members: Any
+
+    def __len__(self) -> int:
+        return len(self.due_ms)
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,37 +28,37 @@ class IdentifiedMessage:
     bucket_start_ms: int
     due_ms: int
     member: bytes
-    caller_id: str
+    idempotency_key: str
 
 
 @dataclass(frozen=True, slots=True)
-class FenceMove:
-    """How a transaction moves one fence, from where its caller saw it. The store compares the texts and doesn't read them."""
+class MarkerMove:
+    """How a transaction moves one marker, from where its caller saw it. The store compares the texts and doesn't read them."""
 
-    fence_token: str
+    part_id: str
     before: str
     after: str
 
 
 @dataclass(frozen=True, slots=True)
 class Transaction:
-    """Messages and the fences that say that they are stored: all of it happens, once, or nothing.
+    """Messages and the markers that say that they are stored: all of it happens, once, or nothing.
 
-    ``rejected`` lines are only counted. ``groups`` come in order of time; their messages have no caller's id.
+    ``rejected`` lines are only counted. The messages in ``rows`` have no idempotency key.
     """
 
-    moves: Sequence[FenceMove]
-    groups: Sequence[Group]
+    moves: Sequence[MarkerMove]
+    rows: MessageRows
     identified: Sequence[IdentifiedMessage]
     rejected: int
 
 
 @dataclass(frozen=True, slots=True)
 class Scheduled:
-    """How many messages of a transaction are new, and of how many the caller's id was known."""
+    """How many messages of a transaction are new, and of how many the idempotency key was known."""
 
     stored: int
-    known: int
+    duplicates: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,12 +81,19 @@ class Claim:
     messages: Sequence[ClaimedMessage]
 
 
+class Moved(NamedTuple):
+    """A message that went into a stream: when it was due (epoch ms UTC), and the beginning of its id, see ``ids.arrival_ms``."""
+
+    due_ms: int
+    id_head: str
+
+
 @dataclass(frozen=True, slots=True)
 class ClaimReply:
     """A claim, or None and the time until which nothing can be due.
 
     ``next_due_ms`` is None if nothing is scheduled (with a claim: unknown, ask again). ``first_lease_ms`` is when the first
-    lease of all loops ends, None if nothing is in flight. ``now_ms`` is the server's clock. ``moved`` has the due times of what
+    lease of all loops ends, None if nothing is in flight. ``now_ms`` is the server's clock. ``moved`` is what
     went into streams, by topic, or ``<topic>:<group>`` for what comes again for one group.
     """
 
@@ -89,35 +101,18 @@ class ClaimReply:
     claim: Claim | None
     next_due_ms: int | None
     first_lease_ms: int | None
-    moved: Mapping[str, Sequence[int]] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class Stats:
-    """One look at a namespace; every number is of messages, times are epoch ms UTC on the server's clock.
-
-    ``held`` is of paused topics, and counted as ``scheduled``, too; ``dead`` are the dead letters that are there.
-    """
-
-    now_ms: int
-    scheduled: int
-    held: int
-    in_flight: int
-    dead: int
-    next_due_ms: int | None
-    overdue_ms: int
-    counters: dict[str, int]
+    moved: Mapping[str, Sequence[Moved]] = field(default_factory=dict)
 
 
 class SchedulingStore(Protocol):
     """What a writer asks of a shard. Each verb may raise ``StoreUnavailable``: then the same call may be made again."""
 
-    def fences(self, source_id: str, fence_tokens: Sequence[str]) -> list[str]:
-        """Return how far each file is stored, ``NO_FENCE`` where nothing is."""
+    def markers(self, source_id: str, part_ids: Sequence[str]) -> list[str]:
+        """Return how far each file is stored, ``NO_MARKER`` where nothing is."""
         ...
 
     def schedule(self, source_id: str, transaction: Transaction) -> Scheduled | None:
-        """Store a transaction, if all its fences still are where it says; None if not: then nothing was done. Atomic."""
+        """Store a transaction, if all its markers still are where it says; None if not: then nothing was done. Atomic."""
         ...
 
     def wait_for_disk(self) -> None:
@@ -132,14 +127,13 @@ class DrainStore(Protocol):
         """Take the oldest due messages in flight; the same ``name`` again gives the same claim."""
         ...
 
-    def ack(self, claim: Claim, delivered: int, caller_ids: Sequence[str]) -> bool:
-        """Forget the first ``delivered`` messages of ``claim``; False if its lease is over."""
+    def ack(self, claim: Claim, delivered: int, idempotency_keys: Sequence[str]) -> bool:
+        """Forget the first ``delivered`` messages of ``claim``; False if there is no such claim.
+
+        Its lease ended, or an earlier call that got no answer acknowledged all of it.
+        """
         ...
 
     def release(self, claim: Claim, delivered: int) -> int:
-        """Give back what is not acknowledged; returns how many, 0 if the lease is over."""
-        ...
-
-    def reclaim(self) -> int:
-        """Give back the claims whose lease is over, some at a time; returns how many messages."""
+        """Give back what is not acknowledged; returns how many, 0 if the claim was already taken back."""
         ...

@@ -47,7 +47,7 @@ def check_server(client: "redis.Redis", settings: RedisSettings, clock: Clock) -
 
 
 def what_stored_means(client: Any, wait_for_disk: bool) -> str:
-    """Say which guarantee holds for a message that is stored, as the end of a sentence.
+    """Return a sentence that says which guarantee holds for a batch that is stored.
 
     Raises:
         StoreUnavailable: no answer.
@@ -69,14 +69,17 @@ def what_stored_means(client: Any, wait_for_disk: bool) -> str:
             ) from exc
     appendfsync = _config_value(client, "appendfsync")
     if not has_file:
-        return "is in the memory of Redis; a crash of the server loses it"
+        return "Durability: a batch counts as stored once it is in the memory of Redis; a crash of the server loses it."
     if appendfsync == "always":
-        return "is on the disk of Redis (appendfsync always)"
+        return "Durability: a batch counts as stored once Redis has fsynced it (appendfsync always)."
     if wait_for_disk:
-        return "is on the disk of Redis (a batch waits for WAITAOF)"
+        return "Durability: a batch counts as stored once Redis has fsynced it (each batch waits for WAITAOF)."
     if appendfsync is None:
-        return "is as safe as the append-only file of Redis, whose appendfsync can't be read"
-    return f"is in the memory of Redis, and on its disk a moment later (appendfsync {appendfsync})"
+        return "Durability: a batch counts as stored once Redis has it; how soon Redis fsyncs it can't be read from this server."
+    return (
+        "Durability: a batch counts as stored once it is in the memory of Redis, which fsyncs it a moment later "
+        f"(appendfsync {appendfsync})."
+    )
 
 
 def _check_version(info: dict[str, Any]) -> None:

@@ -22,8 +22,8 @@ PASSING_ERRORS = (
     redis.exceptions.TryAgainError,
     redis.exceptions.ClusterDownError,
 )
-# A doorbell only listens, so no reply that stays away tells it that its connection is dead: the system asks after half a minute,
-# thrice in half a minute more, instead of after two hours. Where it can't be told so, its own times count.
+# A WakeListener only listens, so no missing reply shows that its connection is dead. The system probes it after half a minute, and
+# three times in the next half minute, instead of after two hours; where these options do not exist, its defaults apply.
 KEEPALIVE = {
     getattr(socket, name): value
     for name, value in (("TCP_KEEPIDLE", 30), ("TCP_KEEPINTVL", 10), ("TCP_KEEPCNT", 3))
@@ -75,14 +75,20 @@ def translated_errors() -> Iterator[None]:
         raise ConfigError(f"The Redis user may not do what is needed ({exc}); extend its ACL.") from exc
     except (redis.exceptions.ConnectionError, redis.exceptions.TimeoutError, OSError) as exc:
         raise StoreUnavailable(f"Redis does not answer ({exc}).") from exc
+    except redis.exceptions.MovedError as exc:
+        raise ConfigError(
+            "This server is part of a Redis Cluster, which Duetime does not support yet; name a server that is not."
+        ) from exc
+    except redis.exceptions.ReadOnlyError as exc:  # of a replica; after a failover it may become the primary
+        raise StoreUnavailable(f"This server is a replica; name its primary ({exc}).") from exc
     except redis.exceptions.ResponseError as exc:
         # The client puts "Command # 1 (…) of pipeline caused error: " in front of what the server said.
         said = str(exc).rpartition("caused error: ")[2]
         if isinstance(exc, PASSING_ERRORS) or said.startswith(PASSING_WORDS):
             raise StoreUnavailable(f"Redis can't do it now ({exc}).") from exc
         raise StoreProtocolError(f"Redis answered with an error that is not expected here: {exc}.") from exc
-    except redis.exceptions.RedisError as exc:
-        raise StoreUnavailable(f"Redis does not answer ({exc}).") from exc
+    except redis.exceptions.RedisError as exc:  # it would fail the same way each time
+        raise StoreProtocolError(f"The Redis client can't make this call ({type(exc).__name__}: {exc}).") from exc
 
 
 def server_ms(client: Any) -> int:

@@ -1,43 +1,17 @@
 """Messages that were given up, each with the reason: look at them, schedule them again, or drop them."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import replace
 from typing import Any
 
 from pipeline.core.buckets import bucket_start_ms
-from pipeline.core.messages import encode_again
+from pipeline.core.messages import number_of
 from pipeline.store.connection import translated_errors
-from pipeline.store.entries import member_id, read_headers, read_number, read_texts
+from pipeline.store.entries import DeadLetter
 from pipeline.store.keys import Keys
 from pipeline.store.scripts import Scripts, run_script
 
 PAGE = 100  # letters a round trip
-
-
-@dataclass(frozen=True, slots=True)
-class DeadLetter:
-    """A message that was given up; times are epoch ms UTC.
-
-    ``group`` is who gave it up after ``attempt`` tries, "" if it never got to a group; ``detail`` is what the last failure said.
-    """
-
-    shard: int
-    entry_id: str
-    id: str
-    topic: str
-    message: str
-    due_ms: int
-    attempt: int
-    reason: str
-    detail: str
-    group: str
-    died_ms: int
-    headers: Mapping[str, str] = field(default_factory=dict)
-
-    @property
-    def name(self) -> str:
-        """What tells it from all others, for a command line."""
-        return f"{self.topic}/{self.shard}/{self.entry_id}"
 
 
 class DeadLetters:
@@ -66,15 +40,7 @@ class DeadLetters:
         """Schedule a dead letter again, as due now and never tried; False if it is not there any more."""
         keys = self._shards[letter.shard]
         start = bucket_start_ms(now_ms)
-        member = encode_again(
-            message_id=member_id(letter.entry_id),
-            message=letter.message,
-            topic=letter.topic,
-            id=letter.id,
-            headers=letter.headers,
-            due_ms=now_ms,
-            group=letter.group,
-        )
+        member = replace(letter, due_ms=now_ms, attempt=1).to_member(is_rescheduled=True)
         done = run_script(
             self._client,
             self._scripts,
@@ -91,18 +57,15 @@ class DeadLetters:
 
 
 def _letter(shard: int, topic: str, entry_id: str, fields: Mapping[bytes, bytes]) -> DeadLetter:
-    texts = read_texts(fields)
-    return DeadLetter(
+    reason, detail, died = (
+        fields.get(name, b"").decode("utf-8", "replace") for name in (b"reason", b"detail", b"died_ms")
+    )
+    return DeadLetter.from_fields(
+        *(fields, entry_id),
+        topic=topic,
         shard=shard,
         entry_id=entry_id,
-        id=texts.get("id", entry_id),
-        topic=topic,
-        message=texts.get("message", ""),
-        due_ms=read_number(texts.get("due_ms", ""), 0),
-        attempt=read_number(texts.get("attempt", ""), 0),
-        reason=texts.get("reason", ""),
-        detail=texts.get("detail", ""),
-        group=texts.get("group", ""),
-        died_ms=read_number(texts.get("died_ms", ""), 0),
-        headers=read_headers(texts.get("headers", "")),
+        reason=reason,
+        detail=detail,
+        died_ms=number_of(died, 0),
     )

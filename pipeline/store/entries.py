@@ -1,96 +1,67 @@
-"""A message as it stands in a stream."""
+"""A message as it stands in a stream: pending for a group, or dead."""
 
-import json
-import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
+from typing import Any, Final
 
-from pipeline.core.ids import MESSAGE_ID_LENGTH
+from pipeline.core.messages import Message
 
-_NUMBER = re.compile(r"-?[0-9]{1,16}")
+EntryId = tuple[int, int]
+NO_ENTRY: Final[EntryId] = (0, 0)
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """A message as one group has it.
+def entry_id_of(text: str) -> EntryId:
+    """Return the id of an entry, ``<epoch ms>-<number>``, as numbers that can be compared."""
+    ms, _, number = text.partition("-")
+    return int(ms), int(number)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry(Message):
+    """A message that one group has.
 
     Args:
         stream: the key it is in, and ``entry_id`` its id there, ``<epoch ms>-<number>``.
 
-        handed_out: how often it was handed out from there.
-
-        first_attempt: which attempt of the group the first of these was, from 1.
-
-        due_ms: when it was due first, epoch ms UTC.
+        delivery_count: how often it was delivered from there.
     """
 
     shard: int
     stream: str
     entry_id: str
-    handed_out: int
-    id: str
-    topic: str
-    message: str
-    due_ms: int
-    first_attempt: int
-    headers: Mapping[str, str] = field(default_factory=dict)
+    delivery_count: int
 
     @property
     def key(self) -> tuple[str, str]:
         """What tells it from every other entry."""
         return self.stream, self.entry_id
 
+    def delivered_once_more(self) -> "Entry":
+        """Return it as it is after one more delivery; the first one is the attempt that it has already."""
+        return replace(self, delivery_count=self.delivery_count + 1, attempt=self.attempt + (self.delivery_count > 0))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeadLetter(Message):
+    """A message that was given up.
+
+    Args:
+        detail: what the last failure said; ``group`` gave it up after ``attempt`` tries, "" if it never got to a group.
+
+        died_ms: epoch ms UTC.
+    """
+
+    shard: int
+    entry_id: str
+    reason: str
+    detail: str
+    died_ms: int
+
     @property
-    def attempt(self) -> int:
-        """Which attempt this is, from 1."""
-        return self.first_attempt + max(self.handed_out, 1) - 1
+    def name(self) -> str:
+        """What tells it from all others, for a command line."""
+        return f"{self.topic}/{self.shard}/{self.entry_id}"
 
-
-def read_entry(
-    shard: int, stream: str, topic: str, entry_id: str, handed_out: int, fields: Mapping[bytes, bytes]
-) -> Entry:
-    """Return an entry of a stream; one that another program wrote has what it has."""
-    texts = read_texts(fields)
-    return Entry(
-        shard=shard,
-        stream=stream,
-        entry_id=entry_id,
-        handed_out=handed_out,
-        id=texts.get("id", entry_id),
-        topic=topic,
-        message=texts.get("message", ""),
-        due_ms=read_number(texts.get("due_ms", ""), int(entry_id.partition("-")[0])),
-        first_attempt=max(1, read_number(texts.get("attempt", ""), 1)),
-        headers=read_headers(texts.get("headers", "")),
-    )
-
-
-def read_texts(fields: Mapping[bytes, bytes]) -> dict[str, str]:
-    """Return fields as texts; what is not UTF-8 becomes readable."""
-    return {name.decode("utf-8", "replace"): value.decode("utf-8", "replace") for name, value in fields.items()}
-
-
-def read_number(text: str, otherwise: int) -> int:
-    """Return the number that a text is, or another one if it is none, or more than a time can be."""
-    return int(text) if _NUMBER.fullmatch(text) else otherwise
-
-
-def read_headers(text: str) -> dict[str, str]:
-    """Return the headers of an entry; none if another program wrote something else there."""
-    try:
-        headers = json.loads(text or "{}")
-        pairs = headers.items() if isinstance(headers, dict) else ()
-        return {_whole(name): _whole(str(value)) for name, value in pairs}
-    except (ValueError, RecursionError):
-        return {}
-
-
-def _whole(text: str) -> str:
-    """Return a text without halves of surrogate pairs, which JSON can escape and UTF-8 can't carry."""
-    return text.encode("utf-8", "replace").decode()
-
-
-def member_id(entry_id: str) -> str:
-    """Return a member's id for an entry that is scheduled again: as unique as the entry's id, and in the same order."""
-    ms, _, number = entry_id.partition("-")
-    return f"{int(ms):013d}{int(number):09d}"[-MESSAGE_ID_LENGTH:]
+    def to_record(self) -> dict[str, Any]:
+        """Return what users see of it."""
+        why = {"reason": self.reason, "detail": self.detail, "group": self.group, "died_ms": self.died_ms}
+        return Message.to_record(self) | why

@@ -1,31 +1,28 @@
 """Consumer groups on the streams of a topic: every call to the server that a consumer makes.
 
-A group reads two streams of each shard: that of the topic, which all groups share, and that of the messages that come again for it
-alone. What is handed out is pending until it is settled. A call about it names the consumer and how often it was handed out, and
-the scripts refuse it when that is not so any more: a consumer that was silent for too long can't settle what is another's by now.
+A group reads two streams of each shard: that of the topic, which all groups share, and that of its own retries. What is delivered
+is pending until it is settled. A call about it names the consumer and how often it was delivered, and the scripts refuse it when
+that is not so any more: a consumer that was silent for too long can't settle what is another's by now.
 """
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
-
-import redis
 
 from pipeline.core.buckets import bucket_start_ms
 from pipeline.core.errors import ConfigError, StoreProtocolError
-from pipeline.core.messages import encode_again
 from pipeline.store.connection import server_ms, translated_errors
-from pipeline.store.entries import Entry, member_id, read_entry
+from pipeline.store.entries import NO_ENTRY, Entry, EntryId, entry_id_of
 from pipeline.store.keys import Keys
 from pipeline.store.scripts import Scripts, run_script
 
 BEGINNING, NEW, END = "0-0", "$", "0-0"
+ORDERED, SHARED = "ordered", "shared"  # what a group can be
 
 
 @dataclass(frozen=True, slots=True)
-class Gathered:
+class PendingPage:
     """Some pending messages, and where to go on: ``END`` if there are no more."""
 
     cursor: str
@@ -40,52 +37,50 @@ class GroupStore:
 
         shards: the keys of each shard.
 
-        consumer: unique among all instances that ever run.
+        consumer: unique among all that ever run.
 
-        ordered: whether one consumer at a time has the turn; the verbs do nothing for the others.
+    After ``register``, ``ordered`` says whether one consumer of the group is active at a time; the verbs do nothing for the others.
+    Any thread may call a verb while another one waits for its reply.
     """
 
     def __init__(
-        self,
-        client: Any,
-        shards: Sequence[Keys],
-        topic: str,
-        group: str,
-        consumer: str,
-        ordered: bool = False,
-        scripts: Scripts | None = None,
+        self, client: Any, shards: Sequence[Keys], topic: str, group: str, consumer: str, scripts: Scripts | None = None
     ) -> None:
         self.topic, self.group, self.consumer = topic, group, consumer
+        self.ordered = False
         self._client = client
         self._shards = shards
-        self._ordered = ordered
         self._scripts = scripts or Scripts()
-        self._shard_of = {
-            stream: number
-            for number, keys in enumerate(shards)
-            for stream in (keys.again(topic, group), keys.stream(topic))
-        }
-        self.streams = list(self._shard_of)
+        self._keys_of = {stream: keys for keys in shards for stream in (keys.retry(topic, group), keys.stream(topic))}
+        self.streams = list(self._keys_of)
 
-    def register(self, start: str) -> bool:
+    def register(self, start: str, ordered: bool | None = None) -> bool:
         """Make the group known, so that it gets what comes from now on, connected or not; False if it was.
 
         Args:
             start: the entry after which a new group begins: ``BEGINNING``, ``NEW`` or an entry's id.
+
+            ordered: whether one consumer of the group is active at a time; None means as the group is, and not if it is new.
+        Raises:
+            ConfigError: the group is of the other kind.
         """
+        wanted = "" if ordered is None else ORDERED if ordered else SHARED
         is_new = False
-        for stream in self.streams:
-            # What comes again for a group, nobody else has read: a new one gets all of it.
-            begin = start if stream == self._shards[self._shard_of[stream]].stream(self.topic) else BEGINNING
-            with translated_errors():
-                try:
-                    self._client.xgroup_create(stream, self.group, begin, mkstream=True)
-                    is_new = True
-                except redis.exceptions.ResponseError as exc:
-                    if not str(exc).startswith("BUSYGROUP"):
-                        raise
-            with translated_errors():
-                self._client.sadd(self._shards[self._shard_of[stream]].topics(), self.topic)
+        for keys in self._shards:
+            names = [
+                keys.stream(self.topic),
+                keys.retry(self.topic, self.group),
+                keys.topics(),
+                keys.groups(self.topic),
+            ]
+            kind, is_new_here = self._run("register", names, [self.topic, self.group, start, wanted])
+            if wanted and kind.decode() != wanted:
+                raise ConfigError(
+                    f"The group {self.group} of the topic {self.topic} is {kind.decode()}, not {wanted}: leave that out to join it "
+                    f"as it is, or drop it first (jobs/topics.py drop-group {self.topic} {self.group})."
+                )
+            self.ordered = kind == ORDERED.encode()
+            is_new = is_new or is_new_here == 1
         return is_new
 
     def replay(self, start: str) -> None:
@@ -94,14 +89,23 @@ class GroupStore:
             with translated_errors():
                 self._client.xgroup_setid(keys.stream(self.topic), self.group, start)
 
+    def last_ids(self) -> dict[str, EntryId]:
+        """Return the last entry of each stream."""
+        with translated_errors():
+            lasts = [self._client.xrevrange(stream, count=1) for stream in self.streams]
+        return {
+            stream: entry_id_of(last[0][0].decode()) if last else NO_ENTRY
+            for stream, last in zip(self.streams, lasts, strict=True)
+        }
+
     def read(self, limit: int, block_ms: int) -> list[Entry]:
         """Wait for new messages, at most ``block_ms``, and take up to ``limit`` of each stream.
 
         Raises:
-            StoreUnavailable: messages may have been handed out; ``gather`` finds them.
+            StoreUnavailable: messages may have been delivered; ``reclaim`` finds them.
         """
-        if self._ordered:
-            return self._read_in_turn(limit)
+        if self.ordered:
+            return self._read_active(limit)
         with self._errors_of_groups():
             found = self._client.xreadgroup(
                 self.group, self.consumer, dict.fromkeys(self.streams, ">"), count=limit, block=block_ms
@@ -123,70 +127,56 @@ class GroupStore:
             if after:  # a group that is gone is told by the next read
                 self._client.xread(after, count=1, block=block_ms)
 
-    def gather(self, stream: str, cursor: str, limit: int, min_idle_ms: int | None = None) -> Gathered:
+    def reclaim(self, stream: str, cursor: str, limit: int, min_idle_ms: int | None = None) -> PendingPage:
         """Give this consumer some pending messages: its own, or, with ``min_idle_ms``, those that were silent for so long."""
         with self._errors_of_groups():
             next_cursor, rows = self._run(
-                "gather",
-                [stream, self._active(stream)],
-                [*self._who(), "" if min_idle_ms is None else min_idle_ms, cursor, limit],
+                "reclaim",
+                self._keys_of_group(stream),
+                [self.group, self.consumer, "" if min_idle_ms is None else min_idle_ms, cursor, limit],
             )
         entries = [
             self._entry(stream, entry_id.decode(), int(count), dict(zip(fields[::2], fields[1::2], strict=True)))
             for entry_id, count, fields in rows
         ]
-        return Gathered(next_cursor.decode(), entries)
+        return PendingPage(next_cursor.decode(), entries)
 
     def settle(self, verb: str, entries: Sequence[Entry]) -> list[bool]:
-        """Say one of the verbs of ``settle.lua`` about messages; False for each that is not this consumer's (any more)."""
+        """Settle messages by a verb of ``settle.lua``; False for each that is not this consumer's (any more)."""
         done: dict[tuple[str, str], bool] = {}
         for stream in {entry.stream: None for entry in entries}:
             of_stream = [entry for entry in entries if entry.stream == stream]
-            words = [word for entry in of_stream for word in (entry.entry_id, entry.handed_out)]
-            keys = self._shards[self._shard_of[stream]]
+            settled = [value for entry in of_stream for value in (entry.entry_id, entry.delivery_count)]
+            names = [*self._keys_of_group(stream), self._keys_of[stream].counters()]
             with self._errors_of_groups():
-                answers = self._run(
-                    "settle", [stream, self._active(stream), keys.counters()], [verb, *self._who(), *words]
-                )
+                answers = self._run("settle", names, [verb, self.group, self.consumer, *settled])
             done.update(zip((entry.key for entry in of_stream), map(bool, answers), strict=True))
         return [done[entry.key] for entry in entries]
 
-    def schedule_again(self, entry: Entry, due_ms: int, attempt: int) -> bool:
-        """Let this group have a message once more at ``due_ms``; False if it is not this consumer's (any more)."""
-        member = encode_again(
-            message_id=member_id(entry.entry_id),
-            message=entry.message,
-            topic=entry.topic,
-            id=entry.id,
-            headers=entry.headers,
-            due_ms=entry.due_ms,
-            group=self.group,
-            attempt=attempt,
-        )
-        return self._again(entry, due_ms, member, [])
+    def schedule_retry(self, entry: Entry, due_ms: int, attempt: int) -> bool:
+        """Schedule a retry for this group at ``due_ms``; False if it is not this consumer's (any more)."""
+        member = replace(entry, attempt=attempt).to_member(is_rescheduled=True)
+        return self._retry(entry, due_ms, member, [])
 
-    def bury(self, entry: Entry, reason: str, detail: str, now_ms: int) -> bool:
+    def dead_letter(self, entry: Entry, reason: str, detail: str, now_ms: int) -> bool:
         """Make a message a dead letter; False if it is not this consumer's (any more)."""
         fields = {
-            "id": entry.id,
-            "message": entry.message,
-            "topic": entry.topic,
-            "due_ms": entry.due_ms,
-            "attempt": entry.attempt,
-            **({"headers": json.dumps(dict(entry.headers), ensure_ascii=False)} if entry.headers else {}),
+            **entry.to_fields(),
             "reason": reason,
             "detail": detail.encode("utf-8", "backslashreplace"),  # an exception may say anything
             "group": self.group,
             "died_ms": now_ms,
         }
-        return self._again(entry, now_ms, b"", [word for pair in fields.items() for word in pair])
+        return self._retry(entry, now_ms, b"", [word for pair in fields.items() for word in pair])
 
-    def take_turn(self, lease_ms: int) -> bool:
-        """Take or keep the turn of an ordered group, in all shards; with 0 leave it."""
+    def acquire_active(self, lease_ms: int) -> bool:
+        """Become or stay the active consumer of an ordered group, in all shards; with 0 stop being it."""
         is_leaving = lease_ms == 0
         for keys in self._shards:
-            has_turn = self._run("turn", [self._active_of(keys)], [self.consumer, lease_ms]) == 1
-            if not has_turn and not is_leaving:
+            is_active = (
+                self._run("acquire_active", [keys.active(self.topic, self.group)], [self.consumer, lease_ms]) == 1
+            )
+            if not is_active and not is_leaving:
                 return False  # the first shard decides: two that each have some would wait for each other for ever
         return not is_leaving
 
@@ -196,7 +186,7 @@ class GroupStore:
             self._forget(stream, self.consumer)
 
     def sweep(self, min_idle_ms: int) -> None:
-        """Forget consumers that were silent for so long and have nothing pending: instances that did not end as they should."""
+        """Forget consumers that were silent for so long and have nothing pending: they did not end as they should."""
         for stream in self.streams:
             with self._errors_of_groups():
                 consumers = self._client.xinfo_consumers(stream, self.group)
@@ -207,11 +197,11 @@ class GroupStore:
         """Return the server's clock, epoch ms."""
         return server_ms(self._client)
 
-    def _read_in_turn(self, limit: int) -> list[Entry]:
+    def _read_active(self, limit: int) -> list[Entry]:
         entries = []
         for stream in self.streams:
             with self._errors_of_groups():
-                rows = self._run("read", [stream, self._active(stream)], [self.group, self.consumer, limit])
+                rows = self._run("read_active", self._keys_of_group(stream)[:2], [self.group, self.consumer, limit])
             entries += [
                 self._entry(stream, entry_id.decode(), 1, dict(zip(fields[::2], fields[1::2], strict=True)))
                 for entry_id, fields in rows
@@ -220,36 +210,37 @@ class GroupStore:
 
     def _forget(self, stream: str, consumer: str) -> None:
         with self._errors_of_groups():
-            self._run("leave", [stream], [self.group, consumer])
+            self._run("remove_consumer", [stream], [self.group, consumer])
 
-    def _again(self, entry: Entry, due_ms: int, member: bytes, fields: Sequence[Any]) -> bool:
-        keys = self._shards[self._shard_of[entry.stream]]
+    def _retry(self, entry: Entry, due_ms: int, member: bytes, fields: Sequence[Any]) -> bool:
+        keys = self._keys_of[entry.stream]
         start = bucket_start_ms(due_ms)
+        names = [keys.counters(), keys.topics(), keys.buckets(), keys.bucket(start), keys.dead(entry.topic)]
         with self._errors_of_groups():
             status = self._run(
-                "again",
+                "retry",
+                [*self._keys_of_group(entry.stream), *names],
                 [
-                    *(entry.stream, self._active(entry.stream), keys.counters(), keys.topics()),
-                    *(keys.buckets(), keys.bucket(start), keys.dead(entry.topic)),
-                ],
-                [
-                    *(*self._who(), entry.entry_id, entry.handed_out, entry.topic),
+                    *(self.group, self.consumer, entry.entry_id, entry.delivery_count, entry.topic),
                     *(due_ms, start, member, keys.wake(), *fields),
                 ],
             )
         return bool(status == b"OK")
 
-    def _entry(self, stream: str, entry_id: str, handed_out: int, fields: Mapping[bytes, bytes]) -> Entry:
-        return read_entry(self._shard_of[stream], stream, self.topic, entry_id, handed_out, fields)
+    def _entry(self, stream: str, entry_id: str, delivery_count: int, fields: Mapping[bytes, bytes]) -> Entry:
+        return Entry.from_fields(
+            *(fields, entry_id, delivery_count),
+            topic=self.topic,
+            group=self.group,
+            shard=self._keys_of[stream].shard,
+            stream=stream,
+            entry_id=entry_id,
+            delivery_count=delivery_count,
+        )
 
-    def _who(self) -> list[Any]:
-        return [self.group, self.consumer, int(self._ordered)]
-
-    def _active(self, stream: str) -> str:
-        return self._active_of(self._shards[self._shard_of[stream]])
-
-    def _active_of(self, keys: Keys) -> str:
-        return keys.active(self.topic, self.group)
+    def _keys_of_group(self, stream: str) -> list[str]:
+        keys = self._keys_of[stream]
+        return [stream, keys.active(self.topic, self.group), keys.groups(self.topic)]
 
     def _run(self, name: str, keys: Sequence[str], arguments: Sequence[Any]) -> Any:
         return run_script(self._client, self._scripts, name, keys, arguments)

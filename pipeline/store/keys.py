@@ -38,16 +38,16 @@ class Keys:
         return self._key("attempts")
 
     def ids(self) -> str:
-        """ZSET: caller's id -> epoch ms at which it is forgotten, +inf while its message is not delivered."""
+        """ZSET: idempotency key -> epoch ms at which it is forgotten, +inf while its message is not delivered."""
         return self._key("ids")
 
-    def fence(self, source_id: str, fence_token: str) -> str:
+    def marker(self, source_id: str, part_id: str) -> str:
         """STRING: how far a landing file is stored; a key of its own, so that writers of other files don't touch it."""
-        return self._key(f"fence:{source_id}:{fence_token}")
+        return self._key(f"marker:{source_id}:{part_id}")
 
-    def fences(self, source_id: str) -> str:
-        """ZSET: fence token -> epoch ms at which its fence moved last."""
-        return self._key(f"fences:{source_id}")
+    def markers(self, source_id: str) -> str:
+        """ZSET: marker token -> epoch ms at which its marker moved last."""
+        return self._key(f"markers:{source_id}")
 
     def ingest(self, source_id: str) -> str:
         """HASH: what the ingest job of a source has done since it started, and its last batch; it expires."""
@@ -73,13 +73,17 @@ class Keys:
         """STREAM: the messages of a topic that were due, for all its groups."""
         return self._key(f"stream:{topic}")
 
-    def again(self, topic: str, group: str) -> str:
+    def retry(self, topic: str, group: str) -> str:
         """STREAM: messages of a topic that one group gets again."""
-        return self._key(f"again:{topic}:{group}")
+        return self._key(f"retry:{topic}:{group}")
 
     def active(self, topic: str, group: str) -> str:
-        """STRING: the consumer that has the turn in an ordered group; it expires with its lease."""
+        """STRING: the active consumer of an ordered group; it expires with its lease."""
         return self._key(f"active:{topic}:{group}")
+
+    def groups(self, topic: str) -> str:
+        """HASH: group -> ordered or shared, of the groups that a consumer has registered."""
+        return self._key(f"groups:{topic}")
 
     def dead(self, topic: str) -> str:
         """STREAM: messages of a topic that were given up, each with the reason."""
@@ -89,21 +93,32 @@ class Keys:
         """ZSET: member -> due_ms, of messages that came due while their topic was paused."""
         return self._key(f"held:{topic}")
 
+    def target(self, kind: str, name: str) -> str:
+        """The key of a target of ``claim.lua``."""
+        kinds = {"stream": self.stream, "dead": self.dead, "held": self.held}
+        if kind == "retry":
+            return self.retry(*name.split(":"))
+        return kinds[kind](name) if kind in kinds else self.bucket(int(name))
+
     def pauses(self) -> str:
         """HASH: topic -> epoch ms since when it is paused."""
         return self._key("pauses")
 
-    def paces(self) -> str:
+    def topic_settings(self) -> str:
+        """HASH: topic, or ``*`` for all topics -> settings as a JSON object; the same in each shard."""
+        return self._key("topic_settings")
+
+    def rate_limits(self) -> str:
         """HASH: topic -> epoch ms at which its next message may go, of topics with a max_rate."""
-        return self._key("paces")
+        return self._key("rate_limits")
 
     def counters(self) -> str:
-        """HASH: stored known rejected delivered reclaimed stale_acks dead -> how many ever."""
+        """HASH: stored duplicates rejected delivered reclaimed late_acks dead misfiled -> how many ever."""
         return self._key("counters")
 
-    def layout(self) -> str:
-        """STRING: how many shards the namespace has; in shard 0 only."""
-        return self._key("layout")
+    def meta(self) -> str:
+        """HASH: format_version, shards: what every job compares with its own; in shard 0 only."""
+        return self._key("meta")
 
     def wake(self) -> str:
         """Channel: the due_ms of a newcomer that is due before everything else, for the loops that wait."""

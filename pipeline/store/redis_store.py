@@ -7,17 +7,17 @@ from typing import Any, TypeVar
 
 from pipeline.config import DrainSettings
 from pipeline.core.errors import StoreProtocolError, StoreUnavailable
-from pipeline.store.base import Claim, ClaimedMessage, ClaimReply, Scheduled, Stats, Transaction
+from pipeline.store.base import Claim, ClaimedMessage, ClaimReply, Moved, Scheduled, Transaction
 from pipeline.store.connection import server_ms, translated_errors
 from pipeline.store.keys import Keys
 from pipeline.store.resp import frame_command
-from pipeline.store.routes import ALL_TO_SCREEN, Routes, TopicRules
+from pipeline.store.routes import Targets
 from pipeline.store.schedule import schedule
 from pipeline.store.scripts import Scripts, run_script
-from pipeline.store.survey import survey
+from pipeline.store.stats import Stats, read_stats
 
 CLAIM_TRIES = (
-    8  # how often another loop may retire the oldest bucket, or a topic be new, before we look after other things
+    8  # how often the oldest bucket may change, or a target be missing, before the loop looks after other things
 )
 RECLAIM_LIMIT = 16  # claims a call; each is at most claim_limit messages
 PAGE = 1_000  # fields a round trip
@@ -41,7 +41,7 @@ class RedisStore:
 
         now_ms: tests pass a clock for the scripts; None means the server's own.
 
-        rules: where ``claim`` lets the messages of each topic go.
+        shards: of the namespace; they share the ``max_rate`` of a topic.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class RedisStore:
         drain: DrainSettings | None = None,
         scripts: Scripts | None = None,
         now_ms: Callable[[], int] | None = None,
-        rules: TopicRules = ALL_TO_SCREEN,
+        shards: int = 1,
     ) -> None:
         self._client = client
         self._keys = keys
@@ -59,22 +59,21 @@ class RedisStore:
         self._scripts = scripts or Scripts()
         self._now_ms = now_ms
         self._oldest_bucket_ms = 0
-        self._routes = Routes(keys, rules)
+        self._shards = shards
+        self._targets = Targets(keys)
 
-    def fences(self, source_id: str, fence_tokens: Sequence[str]) -> list[str]:
-        """Return how far each file is stored, ``NO_FENCE`` where nothing is."""
-        if not fence_tokens:
+    def markers(self, source_id: str, part_ids: Sequence[str]) -> list[str]:
+        """Return how far each file is stored, ``NO_MARKER`` where nothing is."""
+        if not part_ids:
             return []
-        values = self._read(
-            partial(self._client.mget, [self._keys.fence(source_id, fence_token) for fence_token in fence_tokens])
-        )
+        values = self._read(partial(self._client.mget, [self._keys.marker(source_id, part_id) for part_id in part_ids]))
         return [(value or b"").decode() for value in values]
 
     def schedule(self, source_id: str, transaction: Transaction) -> Scheduled | None:
-        """Store a transaction, if all its fences still are where it says. Atomic.
+        """Store a transaction, if all its markers still are where it says. Atomic.
 
         Returns:
-            None if another writer, or this one before a lost reply, has moved a fence: nothing was done now.
+            None if another writer, or this one before a lost reply, has moved a marker: nothing was done now.
         Raises:
             StoreUnavailable: it may be stored; call again with the same arguments.
         """
@@ -121,28 +120,15 @@ class RedisStore:
         Raises:
             StoreUnavailable: whether messages are in flight now is unknown; call again with the same name.
         """
-        keys, drain, routes = self._keys, self._drain, self._routes
         for _ in range(CLAIM_TRIES):
-            bucket_start_ms = self._oldest_bucket_ms
-            token = f"{bucket_start_ms}:{name}"
-            reply = self._evaluate(
-                "claim",
-                [
-                    *(keys.buckets(), keys.bucket(bucket_start_ms), keys.claims(), keys.claim(token), keys.attempts()),
-                    *(keys.pauses(), keys.ids(), keys.counters(), keys.paces(), keys.topics()),
-                    *routes.keys(),
-                ],
-                [
-                    *(bucket_start_ms, token, drain.claim_limit, drain.claim_bytes_max, round(drain.lease_sec * 1000)),
-                    *(drain.id_memory_sec * 1000, self._now()),
-                    *routes.arguments(),
-                ],
-            )
-            status, now_ms, first_lease_ms, detail, rows, attempts, dues = reply
+            token = f"{self._oldest_bucket_ms}:{name}"
+            status, now_ms, first_lease_ms, detail, rows, attempts, times, wanted = self._claim(token)
+            self._targets.want(wanted)
             now, first_lease = int(now_ms), int(first_lease_ms) if first_lease_ms else None
-            moved = {dues[i].decode(): [int(due_ms) for due_ms in dues[i + 1]] for i in range(0, len(dues), 2)}
+            moved = {times[i].decode(): list(map(_moved, times[i + 1])) for i in range(0, len(times), 2)}
             if status == b"OK":
-                claim = Claim(keys.shard, token, bucket_start_ms, int(detail), _claimed_messages(rows, attempts))
+                messages = _claimed_messages(rows, attempts)
+                claim = Claim(self._keys.shard, token, self._oldest_bucket_ms, int(detail), messages)
                 return ClaimReply(now, claim, None, first_lease, moved)
             if status == b"MOVED":
                 return ClaimReply(now, None, now, first_lease, moved)
@@ -150,25 +136,45 @@ class RedisStore:
                 return ClaimReply(now, None, int(detail), first_lease)
             if status == b"EMPTY":
                 return ClaimReply(now, None, None, first_lease)
-            self._learn(status, detail.decode())
+            if status == b"BUCKET":
+                self._oldest_bucket_ms = int(detail)
+            elif status != b"TARGET":
+                raise _unknown_status("claim", status)
         return ClaimReply(now, None, now, first_lease)
 
-    def _learn(self, status: bytes, detail: str) -> None:
-        """Take note of what the next try to claim must name."""
-        if status == b"BUCKET":
-            self._oldest_bucket_ms = int(detail)
-        elif status == b"ROUTE":
-            self._routes.learn_route(detail)
-        elif status == b"LATER":
-            self._routes.learn_later(detail)
-        else:
-            raise _unknown_word("claim", status)
+    def _claim(self, token: str) -> Any:
+        keys, drain, bucket_start_ms = self._keys, self._drain, self._oldest_bucket_ms
+        names = [
+            keys.buckets(),
+            keys.bucket(bucket_start_ms),
+            keys.claims(),
+            keys.claim(token),
+            keys.attempts(),
+            keys.pauses(),
+            keys.ids(),
+            keys.counters(),
+            keys.rate_limits(),
+            keys.topics(),
+            keys.topic_settings(),
+        ]
+        arguments = [
+            bucket_start_ms,
+            token,
+            drain.claim_limit,
+            drain.claim_bytes_max,
+            round(drain.lease_sec * 1000),
+            drain.id_retention_sec * 1000,
+            self._now(),
+            self._shards,
+            int(self._targets.are_many),
+        ]
+        return self._evaluate("claim", names + self._targets.keys(), arguments + self._targets.arguments())
 
-    def ack(self, claim: Claim, delivered: int, caller_ids: Sequence[str]) -> bool:
+    def ack(self, claim: Claim, delivered: int, idempotency_keys: Sequence[str]) -> bool:
         """Forget the first ``delivered`` messages of ``claim``. Atomic; saying it twice counts once.
 
         Args:
-            caller_ids: the ids that callers gave to those messages; they are remembered for ``id_memory_sec``.
+            idempotency_keys: the ids that callers gave to those messages; they are remembered for ``id_retention_sec``.
 
         Returns:
             False if the lease is over: the messages are, or will be, delivered again by whoever takes them.
@@ -182,9 +188,9 @@ class RedisStore:
                 claim.lease_until_ms,
                 len(claim.messages),
                 delivered,
-                self._drain.id_memory_sec * 1000,
+                self._drain.id_retention_sec * 1000,
                 self._now(),
-                *caller_ids,
+                *idempotency_keys,
             ],
         )
         return _holds("ack", status)
@@ -208,30 +214,33 @@ class RedisStore:
         )
         given_back = 0
         for token in expired:
-            bucket_start_ms = int(token.partition(b":")[0])
-            given_back += self._release(token.decode(), bucket_start_ms, "", 0, 0)
+            start = token.partition(b":")[0]
+            if not start.isdigit():  # another program's entry: there is no bucket to give messages back to
+                self._read(partial(self._client.zrem, self._keys.claims(), token))
+                continue
+            given_back += self._release(token.decode(), int(start), "", 0, 0)
         return given_back
 
-    def fenced_tokens(self, source_id: str) -> Iterator[str]:
-        """Walk the fences of a source, a page at a time."""
+    def marked_parts(self, source_id: str) -> Iterator[tuple[str, int]]:
+        """Walk the parts that have a marker, a page at a time, each with when the marker moved last (epoch ms)."""
         cursor = 0
         while True:
-            cursor, page = self._read(partial(self._client.zscan, self._keys.fences(source_id), cursor, count=PAGE))
-            yield from (token.decode() for token, _ in page)
+            cursor, page = self._read(partial(self._client.zscan, self._keys.markers(source_id), cursor, count=PAGE))
+            yield from ((part_id.decode(), int(moved_ms)) for part_id, moved_ms in page)
             if cursor == 0:
                 return
 
-    def forget_fences(self, source_id: str, fence_tokens: Sequence[str]) -> None:
-        """Drop the fences of landing files that are gone for good; a file that came back would be stored again."""
-        for first in range(0, len(fence_tokens), PAGE):
-            page = fence_tokens[first : first + PAGE]
+    def forget_markers(self, source_id: str, part_ids: Sequence[str]) -> None:
+        """Drop the markers of landing files that are gone for good; a file that came back would be stored again."""
+        for first in range(0, len(part_ids), PAGE):
+            page = part_ids[first : first + PAGE]
             # The index last: what is cut off between the two is found again.
-            self._read(partial(self._client.unlink, *(self._keys.fence(source_id, token) for token in page)))
-            self._read(partial(self._client.zrem, self._keys.fences(source_id), *page))
+            self._read(partial(self._client.unlink, *(self._keys.marker(source_id, token) for token in page)))
+            self._read(partial(self._client.zrem, self._keys.markers(source_id), *page))
 
     def stats(self) -> Stats:
-        """Count what is there; see ``survey``."""
-        return survey(self._client, self._keys, self._server_ms())
+        """Count what the shard holds; see ``read_stats``."""
+        return read_stats(self._client, [self._keys], self._server_ms())
 
     def _release(
         self, token: str, bucket_start_ms: int, lease_until_ms: int | str, claimed: int, delivered: int
@@ -271,18 +280,20 @@ def _claimed_messages(rows: Sequence[bytes], attempts: Sequence[bytes]) -> list[
     return [ClaimedMessage(int(rows[i + 1]), int(attempts[i // 2]) + 1, rows[i]) for i in range(0, len(rows), 2)]
 
 
+def _moved(times: bytes) -> Moved:
+    due_ms, _, id_head = times.partition(b":")
+    return Moved(int(due_ms), id_head.decode("ascii", "replace"))
+
+
 def _holds(script: str, status: bytes) -> bool:
     if status not in (b"OK", b"LOST"):
-        raise _unknown_word(script, status)
+        raise _unknown_status(script, status)
     return status == b"OK"
 
 
-def _word(status: bytes) -> str:
-    return status.decode("utf-8", "replace")
-
-
-def _unknown_word(script: str, status: bytes) -> StoreProtocolError:
+def _unknown_status(script: str, status: bytes) -> StoreProtocolError:
+    answer = status.decode("utf-8", "replace")
     return StoreProtocolError(
-        f"The script {script} answered {_word(status)!r}, which this version doesn't know; "
+        f"The script {script} answered {answer!r}, which this version doesn't know; "
         "run the same version of the pipeline everywhere."
     )

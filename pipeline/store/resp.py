@@ -1,39 +1,74 @@
-"""Messages as they go on the wire: score and member as RESP bulk strings, framed where many are made at once.
+"""Commands as they go on the wire, framed where many are made at once.
 
 A client that packs millions of small arguments one by one costs more than all the rest of their way. The protocol is
 https://redis.io/docs/latest/develop/reference/protocol-spec/, and only bulk strings are used of it.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
-from pipeline.store.base import Group
-
-
-def unframe_pairs(wire: bytes) -> Iterator[tuple[int, bytes]]:
-    """Yield due_ms and member of pairs of bulk strings."""
-    place = 0
-    while place < len(wire):
-        due_ms, place = _unframe(wire, place)
-        member, place = _unframe(wire, place)
-        yield int(due_ms), member
+from pipeline.core.buckets import BUCKET_WIDTH_MS
+from pipeline.store.base import MessageRows
 
 
-def frame_command(*words: str | bytes | int) -> bytes:
-    """Return a command of ``words``."""
-    return b"*%d\r\n%b" % (len(words), _frame(words))
+@dataclass(frozen=True, slots=True)
+class FramedRows:
+    """Messages ready to be sent: one ZADD for each bucket, and the first member, for the wake-up."""
+
+    bucket_starts: Sequence[int]
+    commands: Sequence[bytes]
+    first_member: bytes = b""
 
 
-def frame_zadd(key: str, group: Group) -> bytes:
-    """Return the command that adds a group to a sorted set."""
-    return b"".join((b"*%d\r\n" % (2 + 2 * group.count), _frame(("ZADD", key)), group.wire))
+def frame_rows(rows: MessageRows, key_of: Callable[[int], str]) -> FramedRows:
+    """Frame messages and cut them by bucket.
+
+    Args:
+        key_of: returns the key of the bucket that starts at an epoch ms.
+    """
+    if not len(rows):
+        return FramedRows([], [])
+    # Imported here, since only writers have them: the other jobs start faster without, or on machines that lack them.
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    def lengths(column: pa.Array) -> pa.Array:
+        return pc.binary_length(column).cast(pa.string()).cast(pa.binary())
+
+    due_ms = pa.array(rows.due_ms, pa.int64())
+    members = rows.members if isinstance(rows.members, pa.Array) else pa.array(rows.members, pa.binary())
+    scores = due_ms.cast(pa.string()).cast(pa.binary())
+    columns = (b"$", lengths(scores), b"\r\n", scores, b"\r\n$", lengths(members), b"\r\n", members, b"\r\n")
+    _, offsets, pairs = pc.binary_join_element_wise(*columns, b"").buffers()
+    places, wire = memoryview(offsets).cast("i"), memoryview(pairs)
+    # All are framed at once: a call for each bucket would cost more than the framing.
+    buckets = pc.run_end_encode(pc.multiply(pc.divide(due_ms, BUCKET_WIDTH_MS), BUCKET_WIDTH_MS))
+    starts, ends = buckets.values.to_pylist(), buckets.run_ends.to_pylist()
+    return FramedRows(
+        starts,
+        [
+            b"".join(
+                (
+                    _frame_header(2 + 2 * (end - first)),
+                    _frame(("ZADD", key_of(start))),
+                    wire[places[first] : places[end]],
+                )
+            )
+            for start, first, end in zip(starts, [0, *ends], ends, strict=False)
+        ],
+        members[0].as_py(),
+    )
 
 
-def _frame(words: Sequence[str | bytes | int]) -> bytes:
-    encoded = [word if isinstance(word, bytes) else str(word).encode() for word in words]
-    return b"".join(b"$%d\r\n%b\r\n" % (len(word), word) for word in encoded)
+def frame_command(*arguments: str | bytes | int) -> bytes:
+    """Return a command of ``arguments``, its name included."""
+    return _frame_header(len(arguments)) + _frame(arguments)
 
 
-def _unframe(wire: bytes, place: int) -> tuple[bytes, int]:
-    start = wire.index(b"\r\n", place) + 2
-    stop = start + int(wire[place + 1 : start - 2])
-    return wire[start:stop], stop + 2
+def _frame_header(count: int) -> bytes:
+    return b"*%d\r\n" % count
+
+
+def _frame(arguments: Sequence[str | bytes | int]) -> bytes:
+    encoded = [argument if isinstance(argument, bytes) else str(argument).encode() for argument in arguments]
+    return b"".join(b"$%d\r\n%b\r\n" % (len(argument), argument) for argument in encoded)

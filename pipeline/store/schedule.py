@@ -1,7 +1,7 @@
 """Storing a transaction: compare and set, with WATCH and MULTI.
 
 The messages go in by plain ZADD commands, as through a script each costs the server a microsecond more; what needs a decision is
-left to one script at the end (``schedule.lua``). Two round trips: one watches and reads the fences, one does all the rest.
+left to one script at the end (``schedule.lua``). Two round trips: one watches and reads the markers, one does all the rest.
 """
 
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ from typing import Any
 from pipeline.core.errors import StoreProtocolError
 from pipeline.store.base import Scheduled, Transaction
 from pipeline.store.keys import Keys
-from pipeline.store.resp import frame_command, frame_zadd, unframe_pairs
+from pipeline.store.resp import FramedRows, frame_command, frame_rows
 from pipeline.store.scripts import Scripts
 
 
@@ -23,18 +23,19 @@ def schedule(
         redis.RedisError: what the server or the connection had to say; the connection can't be used again.
         StoreProtocolError: keys hold what is not ours.
     """
-    fence_keys = [keys.fence(source_id, move.fence_token) for move in transaction.moves]
-    connection.send_packed_command([frame_command("WATCH", *fence_keys), frame_command("MGET", *fence_keys)])
+    marker_keys = [keys.marker(source_id, move.part_id) for move in transaction.moves]
+    connection.send_packed_command([frame_command("WATCH", *marker_keys), frame_command("MGET", *marker_keys)])
     connection.read_response()
-    fences = [(value or b"").decode() for value in connection.read_response()]
-    if fences != [move.before for move in transaction.moves]:
+    markers = [(value or b"").decode() for value in connection.read_response()]
+    if markers != [move.before for move in transaction.moves]:
         connection.send_command("UNWATCH")
         connection.read_response()
         return None
+    framed = frame_rows(transaction.rows, keys.bucket)
     commands = [
         frame_command("MULTI"),
-        *(frame_zadd(keys.bucket(group.bucket_start_ms), group) for group in transaction.groups),
-        frame_command(*_finish_command(keys, scripts, source_id, transaction, fence_keys, now_ms)),
+        *framed.commands,
+        frame_command(*_finish_command(keys, scripts, source_id, transaction, framed, marker_keys, now_ms)),
     ]
     connection.send_packed_command([b"".join([*commands, frame_command("EXEC")])])
     for _ in commands:
@@ -45,8 +46,8 @@ def schedule(
     for reply in replies:
         if isinstance(reply, Exception):
             raise StoreProtocolError(f"Redis could not store all of a transaction ({reply}); its keys are not ours.")
-    stored, known = replies[-1]
-    return Scheduled(stored=stored, known=known)
+    stored, duplicates = replies[-1]
+    return Scheduled(stored=stored, duplicates=duplicates)
 
 
 def _finish_command(
@@ -54,27 +55,28 @@ def _finish_command(
     scripts: Scripts,
     source_id: str,
     transaction: Transaction,
-    fence_keys: Sequence[str],
+    framed: FramedRows,
+    marker_keys: Sequence[str],
     now_ms: int | str,
 ) -> tuple[str | int | bytes, ...]:
-    groups, identified = transaction.groups, transaction.identified
-    starts = sorted({*(group.bucket_start_ms for group in groups), *(m.bucket_start_ms for m in identified)})
+    identified = transaction.identified
+    starts = sorted({*framed.bucket_starts, *(message.bucket_start_ms for message in identified)})
     number = {start: index for index, start in enumerate(starts, start=1)}
-    names = [keys.buckets(), keys.fences(source_id), keys.ids(), keys.counters(), *fence_keys]
+    names = [keys.buckets(), keys.markers(source_id), keys.ids(), keys.counters(), *marker_keys]
     names += map(keys.bucket, starts)
     arguments: list[str | int | bytes] = [
         keys.wake(),
-        sum(group.count for group in groups),
-        *(next(unframe_pairs(groups[0].wire)) if groups else ("", "")),
+        len(transaction.rows),
+        framed.first_member,
         transaction.rejected,
         now_ms,
         len(transaction.moves),
         len(starts),
     ]
     for move in transaction.moves:
-        arguments += (move.fence_token, move.after)
+        arguments += (move.part_id, move.after)
     arguments += starts
     for message in identified:
-        arguments += (number[message.bucket_start_ms], message.due_ms, message.member, message.caller_id)
+        arguments += (number[message.bucket_start_ms], message.due_ms, message.member, message.idempotency_key)
     # With its text: a digest that the server has forgotten would fail within MULTI, behind what came before it.
     return scripts.command_with_text("schedule", names, arguments)

@@ -1,6 +1,7 @@
 """The Lua scripts, read from package resources so that they also load from a zip given to ``--py-files``."""
 
 import hashlib
+import re
 from collections.abc import Sequence
 from importlib.resources import files
 from typing import Any
@@ -11,14 +12,34 @@ from pipeline.core.errors import StoreUnavailable
 from pipeline.store.connection import translated_errors
 
 NAMES = (
-    *("schedule", "claim", "ack", "release"),
-    *("resume", "trim", "settle", "gather", "again", "turn", "read", "leave", "redrive"),
+    "schedule",
+    "claim",
+    "ack",
+    "release",
+    "resume",
+    "trim",
+    "forget_topic",
+    "settle",
+    "reclaim",
+    "retry",
+    "acquire_active",
+    "read_active",
+    "remove_consumer",
+    "redrive",
+    "register",
+    "drop_group",
 )
+_INCLUDE = re.compile(r"^-- include (\w+)\n", re.MULTILINE)
 
 
 def read_script(name: str) -> str:
-    """Return the source of ``lua/<name>.lua``."""
-    return files("pipeline.store.lua").joinpath(f"{name}.lua").read_text(encoding="utf-8")
+    """Return the source of ``lua/<name>.lua``; each line ``-- include x`` is replaced by ``lua/include/x.lua``."""
+    folder = files("pipeline.store.lua")
+
+    def included(line: re.Match[str]) -> str:
+        return folder.joinpath("include", f"{line[1]}.lua").read_text(encoding="utf-8")
+
+    return _INCLUDE.sub(included, folder.joinpath(f"{name}.lua").read_text(encoding="utf-8"))
 
 
 class Scripts:
@@ -41,16 +62,16 @@ class Scripts:
             client.execute_command("SCRIPT LOAD", source)
 
     def command(self, name: str, keys: Sequence[str], arguments: Sequence[Any]) -> tuple[Any, ...]:
-        """Return the words of the call, to be sent alone or in a pipeline."""
+        """Return the command that runs a script, to be sent alone or in a pipeline."""
         return ("EVALSHA", self._digests[name], len(keys), *keys, *arguments)
 
     def command_with_text(self, name: str, keys: Sequence[str], arguments: Sequence[Any]) -> tuple[Any, ...]:
-        """Return the words of a call that works whether or not the server knows the script."""
+        """Return a command that works whether or not the server knows the script."""
         return ("EVAL", self._sources[name], len(keys), *keys, *arguments)
 
 
 def run_script(client: Any, scripts: Scripts, name: str, keys: Sequence[str], arguments: Sequence[Any]) -> Any:
-    """Run a script; teaches all of them to a server that doesn't know them (any more).
+    """Run a script; a server that does not know it, or no longer, is given all of them.
 
     Raises:
         StoreError: no answer, or an error.

@@ -1,7 +1,7 @@
 """A namespace as several shards: each has all keys of its own under its own hash tag, and messages are spread over them.
 
 A message belongs to the shard of its file, or of the id that its caller gave it, so that the same id always meets the same memory
-of ids (docs/adr/0010-shards.md). How many shards a namespace has is written down in it: with another number the fences and ids
+of ids (docs/adr/0010-shards.md). How many shards a namespace has is written down in it: with another number the markers and ids
 would be looked for in the wrong places.
 """
 
@@ -10,39 +10,19 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from pipeline.config import DrainSettings, RedisSettings
-from pipeline.core.errors import ConfigError
-from pipeline.store.base import Claim, ClaimReply, Stats
-from pipeline.store.connection import translated_errors
+from pipeline.store.base import Claim, ClaimReply
 from pipeline.store.keys import Keys
 from pipeline.store.redis_store import RedisStore
-from pipeline.store.routes import ALL_TO_SCREEN, TopicRules
 
 
 def shard_of(name: str, shards: int) -> int:
-    """Return the shard of a fence token or caller's id: CRC-32 of its UTF-8 bytes, modulo the number of shards."""
+    """Return the shard of a marker token or idempotency key: CRC-32 of its UTF-8 bytes, modulo the number of shards."""
     return zlib.crc32(name.encode()) % shards
 
 
 def keys_of(settings: RedisSettings) -> list[Keys]:
     """Return the keys of each shard; those of the first also hold what a namespace has once."""
     return [Keys(settings.namespace, shard) for shard in range(settings.shards)]
-
-
-def check_layout(client: Any, settings: RedisSettings, may_set: bool) -> None:
-    """Compare the number of shards with that of the namespace; the first job that ``may_set`` it does.
-
-    Raises:
-        ConfigError: the namespace has another number.
-        StoreUnavailable: no answer.
-    """
-    key = Keys(settings.namespace).layout()
-    with translated_errors():
-        found = client.set(key, settings.shards, nx=True, get=True) if may_set else client.get(key)
-    if found is not None and int(found) != settings.shards:
-        raise ConfigError(
-            f"The namespace {settings.namespace} has {int(found)} shards, not {settings.shards}; set redis.shards = {int(found)}, "
-            f"take another namespace, or, if nothing was ever stored in this one, delete its key {key}."
-        )
 
 
 class ShardedStore:
@@ -52,23 +32,23 @@ class ShardedStore:
         self._shards = shards
         self._next = 0
 
-    def fences(self, source_id: str, fence_tokens: Sequence[str]) -> list[str]:
+    def markers(self, source_id: str, part_ids: Sequence[str]) -> list[str]:
         """Return how far each file is stored in its own shard; what callers gave an id may still be missing elsewhere."""
         found: dict[str, str] = {}
         for number, shard in enumerate(self._shards):
-            tokens = [token for token in fence_tokens if shard_of(token, len(self._shards)) == number]
-            found.update(zip(tokens, shard.fences(source_id, tokens), strict=True))
-        return [found[token] for token in fence_tokens]
+            tokens = [token for token in part_ids if shard_of(token, len(self._shards)) == number]
+            found.update(zip(tokens, shard.markers(source_id, tokens), strict=True))
+        return [found[token] for token in part_ids]
 
-    def fenced_tokens(self, source_id: str) -> Iterator[str]:
-        """Walk the fences of a source; one that several shards have comes several times."""
+    def marked_parts(self, source_id: str) -> Iterator[tuple[str, int]]:
+        """Walk the markers of a source; one that several shards have comes several times, from each with its own time."""
         for shard in self._shards:
-            yield from shard.fenced_tokens(source_id)
+            yield from shard.marked_parts(source_id)
 
-    def forget_fences(self, source_id: str, fence_tokens: Sequence[str]) -> None:
-        """Drop fences from all shards."""
+    def forget_markers(self, source_id: str, part_ids: Sequence[str]) -> None:
+        """Drop markers from all shards."""
         for shard in self._shards:
-            shard.forget_fences(source_id, fence_tokens)
+            shard.forget_markers(source_id, part_ids)
 
     def claim(self, name: str) -> ClaimReply:
         """Claim from the first shard that has something due, beginning behind the last that had.
@@ -82,19 +62,20 @@ class ShardedStore:
             replies.append(reply)
             if reply.claim is not None or reply.moved:
                 break
-        claim = replies[-1].claim
-        dues = [] if claim else [reply.next_due_ms for reply in replies if reply.next_due_ms is not None]
+        claim, now_ms = replies[-1].claim, replies[-1].now_ms
+        # What was not due when its shard was asked can be due by now: then at once, and never in the past.
+        dues = [] if claim else [max(r.next_due_ms, now_ms) for r in replies if r.next_due_ms is not None]
         return ClaimReply(
-            now_ms=replies[-1].now_ms,
+            now_ms=now_ms,
             claim=claim,
             next_due_ms=min(dues, default=None),
             first_lease_ms=min((r.first_lease_ms for r in replies if r.first_lease_ms is not None), default=None),
             moved=replies[-1].moved,
         )
 
-    def ack(self, claim: Claim, delivered: int, caller_ids: Sequence[str]) -> bool:
+    def ack(self, claim: Claim, delivered: int, idempotency_keys: Sequence[str]) -> bool:
         """Forget what is delivered, in the shard of the claim."""
-        return self._shards[claim.shard].ack(claim, delivered, caller_ids)
+        return self._shards[claim.shard].ack(claim, delivered, idempotency_keys)
 
     def release(self, claim: Claim, delivered: int) -> int:
         """Give back the rest to the shard of the claim."""
@@ -104,24 +85,7 @@ class ShardedStore:
         """Give back the claims of all shards whose lease is over."""
         return sum(shard.reclaim() for shard in self._shards)
 
-    def stats(self) -> Stats:
-        """Add up what the shards have."""
-        each = [shard.stats() for shard in self._shards]
-        names = {name for stats in each for name in stats.counters}
-        return Stats(
-            now_ms=max(stats.now_ms for stats in each),
-            scheduled=sum(stats.scheduled for stats in each),
-            held=sum(stats.held for stats in each),
-            in_flight=sum(stats.in_flight for stats in each),
-            dead=sum(stats.dead for stats in each),
-            next_due_ms=min((s.next_due_ms for s in each if s.next_due_ms is not None), default=None),
-            overdue_ms=max(stats.overdue_ms for stats in each),
-            counters={name: sum(stats.counters.get(name, 0) for stats in each) for name in names},
-        )
 
-
-def open_shards(
-    client: Any, settings: RedisSettings, drain: DrainSettings | None = None, rules: TopicRules = ALL_TO_SCREEN
-) -> list[RedisStore]:
+def open_shards(client: Any, settings: RedisSettings, drain: DrainSettings | None = None) -> list[RedisStore]:
     """Return a store for each shard, all of one client."""
-    return [RedisStore(client, keys, drain, rules=rules) for keys in keys_of(settings)]
+    return [RedisStore(client, keys, drain, shards=settings.shards) for keys in keys_of(settings)]

@@ -7,11 +7,13 @@ from typing import Any
 from pipeline.config import TopicSettings
 from pipeline.core.buckets import bucket_start_ms
 from pipeline.store.connection import server_ms, translated_errors
+from pipeline.store.groups import ORDERED
 from pipeline.store.keys import Keys
 from pipeline.store.scripts import Scripts, run_script
 
-TRIM_LIMIT = 200  # entries that one script drops: it reads them, and each may have 256 KiB
-RESUME_LIMIT = 500  # messages that one script puts back: what another client of the server may have to wait for
+# What one script does at most: the server answers nobody else meanwhile.
+TRIM_LIMIT = 100  # entries that are dropped
+RESUME_LIMIT, RESUME_BYTES_MAX = 200, 1024 * 1024  # messages that are put back, and bytes of their members
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,8 +28,17 @@ class TopicInfo:
 
 
 @dataclass(frozen=True, slots=True)
+class ConsumerInfo:
+    """A consumer of a group: how many messages are ``pending`` for it, and for how long it has been silent."""
+
+    name: str
+    pending: int
+    idle_ms: int
+
+
+@dataclass(frozen=True, slots=True)
 class GroupInfo:
-    """How far a group is: ``lag`` messages that it has not read, ``pending`` that are handed out and not acknowledged.
+    """How far a group is: ``lag`` messages that it has not read, ``pending`` that are delivered and not acknowledged.
 
     ``oldest_pending_ms`` is when the oldest of these came into its stream, epoch ms UTC, None if there is none. ``lag`` is None
     where the server does not know: of a group that began, or was set back, in the middle, until it has read to the end.
@@ -37,7 +48,8 @@ class GroupInfo:
     lag: int | None
     pending: int
     oldest_pending_ms: int | None
-    consumers: int
+    ordered: bool
+    consumers: Sequence[ConsumerInfo]
 
 
 class Topics:
@@ -92,7 +104,7 @@ class Topics:
                 self._scripts,
                 "resume",
                 [keys.pauses(), keys.held(topic), keys.buckets(), keys.bucket(int(start))],
-                [topic, start, RESUME_LIMIT, keys.wake()],
+                [topic, start, RESUME_LIMIT, RESUME_BYTES_MAX, keys.wake()],
             )
             if status != b"OK":
                 return
@@ -100,7 +112,7 @@ class Topics:
             start = first.decode()
 
     def names(self) -> list[str]:
-        """Return the topics that have a stream, dead letters or held messages, or are paused, in order.
+        """Return the topics that have a stream, dead letters, held messages or a rate limit, or are paused, in order.
 
         Raises:
             StoreError: no answer, or an error.
@@ -110,6 +122,7 @@ class Topics:
             for keys in self._shards:
                 found |= self._client.smembers(keys.topics())
                 found |= set(self._client.hkeys(keys.pauses()))
+                found |= set(self._client.hkeys(keys.rate_limits()))
         return sorted(_text(name) for name in found)
 
     def look(self, topic: str) -> TopicInfo:
@@ -149,15 +162,33 @@ class Topics:
         """
         found: dict[str, GroupInfo] = {}
         for keys in self._shards:
+            with translated_errors():
+                kinds = self._client.hgetall(keys.groups(topic))
             for name in self._group_names(keys.stream(topic)):
-                info = found.get(name) or GroupInfo(name, 0, 0, None, 0)
-                for stream in (keys.stream(topic), keys.again(topic, name)):
+                is_ordered = kinds.get(name.encode()) == ORDERED.encode()
+                info = found.get(name) or GroupInfo(name, 0, 0, None, is_ordered, ())
+                for stream in (keys.stream(topic), keys.retry(topic, name)):
                     info = self._add(info, stream)
                 found[name] = info
         return [found[name] for name in sorted(found)]
 
+    def drop_group(self, topic: str, group: str) -> bool:
+        """Forget a group with all that it has not handled; False if there was none. What is scheduled for it becomes a dead letter.
+
+        Raises:
+            StoreError: no answer, or an error: call it again.
+        """
+        dropped = False
+        for keys in self._shards:
+            names = [keys.stream(topic), keys.retry(topic, group), keys.active(topic, group), keys.groups(topic)]
+            dropped = run_script(self._client, self._scripts, "drop_group", names, [group]) == 1 or dropped
+        return dropped
+
     def trim(self, keys: Keys, topic: str, settings: TopicSettings, now_ms: int) -> int:
         """Drop what the retention of a topic lets go, in one shard, some at a time; returns how many entries of all its streams.
+
+        A topic of which nothing is left is forgotten.
+
 
         Raises:
             StoreError: no answer, or an error.
@@ -165,8 +196,15 @@ class Topics:
         oldest_ms = now_ms - settings.retain_sec * 1000 if settings.retain_sec else 0
         limits = [settings.retain_messages, max(0, oldest_ms), int(settings.trim_unread), TRIM_LIMIT]
         stream = keys.stream(topic)
-        streams = [stream, *(keys.again(topic, group) for group in self._group_names(stream))]
-        return sum(int(run_script(self._client, self._scripts, "trim", [each], limits)) for each in streams)
+        streams = [stream, *(keys.retry(topic, group) for group in self._group_names(stream))]
+        dropped = sum(int(run_script(self._client, self._scripts, "trim", [each], limits)) for each in streams)
+        if dropped == 0:
+            self._forget_if_empty(keys, topic)
+        return dropped
+
+    def _forget_if_empty(self, keys: Keys, topic: str) -> None:
+        names = [keys.topics(), keys.stream(topic), keys.dead(topic), keys.held(topic), keys.rate_limits()]
+        run_script(self._client, self._scripts, "forget_topic", names, [topic, ""])
 
     def _group_names(self, stream: str) -> list[str]:
         with translated_errors():
@@ -188,9 +226,19 @@ class Topics:
                     None if info.lag is None or group["lag"] is None else info.lag + group["lag"],
                     info.pending + group["pending"],
                     min((ms for ms in times if ms is not None), default=None),
-                    max(info.consumers, group["consumers"]),
+                    info.ordered,
+                    self._consumers(info, stream, group["name"]),
                 )
         return info
+
+    def _consumers(self, info: GroupInfo, stream: str, group: bytes) -> list[ConsumerInfo]:
+        """Add the consumers of one stream to those of the others."""
+        found = {each.name: each for each in info.consumers}
+        for row in self._client.xinfo_consumers(stream, group):
+            name = _text(row["name"])
+            before = found.get(name, ConsumerInfo(name, 0, row["idle"]))
+            found[name] = ConsumerInfo(name, before.pending + row["pending"], min(before.idle_ms, row["idle"]))
+        return [found[name] for name in sorted(found)]
 
 
 def _text(name: bytes) -> str:

@@ -209,7 +209,7 @@ def test_a_level_keeps_its_size_from_visit_to_visit(tmp_path: Any) -> None:
         client.close()
 
 
-def test_levels_take_turns_and_the_first_comes_again(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_levels_acquire_actives_and_the_first_comes_again(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("bench.claims.WORK", tmp_path)
     samples = claims.take_samples({"levels": [10_000, 20_000], "limit": 100, "claims": 10, "rounds": 2})
     assert [(s["scheduled"], s["remark"], s["round"]) for s in samples[::10]] == [
@@ -248,6 +248,8 @@ def check_flood(samples: list[dict[str, Any]]) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.xdist_group("benchmarks")  # its parts write one file
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("check", [check_throughput, check_lateness, check_idle, check_claims, check_flood])
 def test_each_part_runs_and_leaves_its_samples(check: Callable[[list[dict[str, Any]]], None]) -> None:
     part = check.__name__.removeprefix("check_")

@@ -12,7 +12,7 @@ from bench.ingest import TITLES
 from bench.raw import fill_buffers, pack_command, pack_zadds, pack_zrems, send_buffers
 from bench.server import empty_server
 from bench.workload import ARRIVAL_MS, bucket_start_ms, message_text, write_workload
-from pipeline.core.messages import decode_member
+from pipeline.core.messages import Message
 from pipeline.landing.names import parse_landing_name
 from pipeline.store.keys import Keys
 
@@ -34,8 +34,8 @@ def test_a_workload_is_the_same_every_time_and_its_members_are_those_of_its_line
         for line, request in enumerate(map(json.loads, path.read_text().splitlines()), start=1):
             due_ms = ARRIVAL_MS + request["delay_sec"] * 1000
             expected.append((due_ms, f"{name.token}{line:08x}", request["message"]))
-    decoded = [(due_ms, decode_member(member)) for due_ms, member in members]
-    assert [(due_ms, m.message_id, m.message) for due_ms, m in decoded] == expected
+    decoded = [Message.from_member(member, due_ms) for due_ms, member in members]
+    assert [(m.due_ms, m.message_id, m.body) for m in decoded] == expected
     assert len({due_ms for due_ms, _ in members}) > 900
     other = dict(write_workload(tmp_path / "c", 1000, generation=1).members())
     assert set(other.values()).isdisjoint(member for _, member in members)
@@ -76,6 +76,7 @@ def test_a_refused_command_is_no_sample(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(300)
 def test_all_subjects_store_what_they_must_and_leave_a_result() -> None:
     """The checks are in the benchmark itself; here they are run."""
     command = ["bench/run.sh", "ingest", "--quick", "--rows", "2000", "--rounds", "1", "--master", "local[2]"]
@@ -87,6 +88,7 @@ def test_all_subjects_store_what_they_must_and_leave_a_result() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     ("name", "sizes", "taken"),
     [
@@ -105,6 +107,7 @@ def test_the_other_benchmarks_of_ingest_run_and_leave_a_result(
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(300)
 def test_the_benchmark_of_streams_runs_and_leaves_a_result() -> None:
     command = ["bench/run.sh", "streams", "--quick", "--rows", "1000"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=240)
@@ -112,6 +115,7 @@ def test_the_benchmark_of_streams_runs_and_leaves_a_result() -> None:
     samples = json.loads(result_path("streams", quick=True).read_text())["samples"]
     assert {part: len(found) for part, found in samples.items()} == {
         "transfer": 2,
+        "topics": 2,
         "handling": 1,
         "groups": 2,
         "takeover": 200,

@@ -3,13 +3,14 @@
 from dataclasses import dataclass
 from typing import Final
 
-from pipeline.core.messages import MessageRequest, Reason
-from pipeline.core.validation import LINE_BYTES_MAX, MESSAGE_BYTES_MAX, Kind
+from pipeline.core.messages import Message, Reason
+from pipeline.core.validation import MESSAGE_BYTES_MAX, REQUEST_BYTES_MAX, Kind
 
 ARRIVAL_MS: Final = 1_700_000_000_123
 DAY_MS: Final = 86_400_000
+DUE_MS: Final = 1_700_000_000_005  # of every line whose due time does not matter
 
-Expected = MessageRequest | Reason | None
+Expected = Message | Reason | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,104 +35,134 @@ def _json(name: str, line: str | bytes, expected: Expected) -> Case:
 
 def _due(name: str, value: str, expected: int | Reason) -> Case:
     """A JSON line whose only variable is the value of due."""
-    wanted = MessageRequest(expected, "m") if isinstance(expected, int) else expected
+    wanted = Message(expected, "m") if isinstance(expected, int) else expected
     return _json(f"due {name}", f'{{"message":"m","due":{value}}}', wanted)
 
 
 def _delay(name: str, value: str, expected_ms: int | Reason, field: str = "delay_sec") -> Case:
-    wanted = MessageRequest(ARRIVAL_MS + expected_ms, "m") if isinstance(expected_ms, int) else expected_ms
+    wanted = Message(ARRIVAL_MS + expected_ms, "m") if isinstance(expected_ms, int) else expected_ms
     return _json(f"{field} {name}", f'{{"message":"m","{field}":{value}}}', wanted)
 
 
 def _message(name: str, value: str, expected: str | Reason) -> Case:
-    wanted = MessageRequest(5, expected) if type(expected) is str else expected
-    return _json(f"message {name}", f'{{"message":{value},"due":5}}', wanted)
+    wanted = Message(DUE_MS, expected) if type(expected) is str else expected
+    return _json(f"message {name}", f'{{"message":{value},"due":1700000000005}}', wanted)
 
 
 def _field(name: str, text: str, expected: Expected) -> Case:
     """A valid line with one more field."""
-    return _json(name, f'{{"message":"m","due":5,{text}}}', expected)
+    return _json(name, f'{{"message":"m","due":1700000000005,{text}}}', expected)
 
 
 def _csv(name: str, header: str, row: str, expected: Expected) -> Case:
     return Case(f"csv {name}", _bytes(row), expected, "csv", header)
 
 
-PLAIN: Final = MessageRequest(5, "m")
+PLAIN: Final = Message(DUE_MS, "m")
 
 _LINES: Final = [
-    _json("an object with nothing around it", '{"message":"m","due":5}', PLAIN),
-    _json("JSON whitespace everywhere", ' \t{ "message" : "m" ,\t"due" : 5 } \t', PLAIN),
-    _json("fields in another order", '{"due":5,"message":"m"}', PLAIN),
-    _json("a name written with escapes", '{"\\u006dessage":"m","due":5}', PLAIN),
+    _json("an object with nothing around it", '{"message":"m","due":1700000000005}', PLAIN),
+    _json("JSON whitespace everywhere", ' \t{ "message" : "m" ,\t"due" : 1700000000005 } \t', PLAIN),
+    _json("fields in another order", '{"due":1700000000005,"message":"m"}', PLAIN),
+    _json("a name written with escapes", '{"\\u006dessage":"m","due":1700000000005}', PLAIN),
     _json("empty line", "", None),
     _json("blanks only", " \t\r ", None),
     _json("a vertical tab is not blank", "\x0b", Reason.NOT_JSON),
     _json("a no-break space is not blank", "\u00a0", Reason.NOT_JSON),
-    _json("an em space before the object", '\u2003{"message":"m","due":5}', Reason.NOT_JSON),
-    _json("a NUL after the object", '{"message":"m","due":5}\0', Reason.TRAILING_TEXT),
+    _json("an em space before the object", '\u2003{"message":"m","due":1700000000005}', Reason.NOT_JSON),
+    _json("a NUL after the object", '{"message":"m","due":1700000000005}\0', Reason.TRAILING_TEXT),
     _json("a NUL alone", "\0", Reason.NOT_JSON),
-    _json("a byte order mark that starts no file", '\ufeff{"message":"m","due":5}', Reason.NOT_JSON),
+    _json("a byte order mark that starts no file", '\ufeff{"message":"m","due":1700000000005}', Reason.NOT_JSON),
     _json("garbage", "hello", Reason.NOT_JSON),
-    _json("half an object", '{"message":"m","due":5', Reason.NOT_JSON),
+    _json("half an object", '{"message":"m","due":1700000000005', Reason.NOT_JSON),
     _json("a text that takes in what follows", '"{', Reason.NOT_JSON),
-    _json("single quotes", "{'message':'m','due':5}", Reason.NOT_JSON),
-    _json("trailing comma", '{"message":"m","due":5,}', Reason.NOT_JSON),
-    _json("a comment", '{"message":"m",/*x*/"due":5}', Reason.NOT_JSON),
-    _json("a line comment", '{"message":"m","due":5}// x', Reason.TRAILING_TEXT),
-    _json("bare names", '{message:"m",due:5}', Reason.NOT_JSON),
-    _json("a raw tab in a text", '{"message":"a\tb","due":5}', Reason.NOT_JSON),
-    _json("an unknown escape", '{"message":"\\x41","due":5}', Reason.NOT_JSON),
-    _json("a short escape", '{"message":"\\u12","due":5}', Reason.NOT_JSON),
-    _json("text after the object", '{"message":"m","due":5} junk', Reason.TRAILING_TEXT),
-    _json("two objects", '{"message":"m","due":5}{"message":"n","due":5}', Reason.TRAILING_TEXT),
-    _json("two objects with a comma", '{"message":"m","due":5},{"message":"n","due":5}', Reason.TRAILING_TEXT),
-    _json("a bracket too many", '{"message":"m","due":5}]', Reason.TRAILING_TEXT),
-    _json("a brace too many", '{"message":"m","due":5}}', Reason.TRAILING_TEXT),
-    _json("a brace too many and junk", '{"message":"m","due":5}} junk', Reason.TRAILING_TEXT),
-    _json("a comma too many", '{"message":"m","due":5},', Reason.TRAILING_TEXT),
-    _json("a guard of one's own", '{"message":"m","due":5},"guard":1} junk', Reason.TRAILING_TEXT),
-    _json("a guard written with escapes", '{"message":"m","due":5},"\\u0067uard":1} junk', Reason.TRAILING_TEXT),
-    _json("a message that names the guard", '{"message":"\\"guard\\":1}","due":5}', MessageRequest(5, '"guard":1}')),
-    _json("an array", '[{"message":"m","due":5}]', Reason.NOT_AN_OBJECT),
+    _json("single quotes", "{'message':'m','due':1700000000005}", Reason.NOT_JSON),
+    _json("trailing comma", '{"message":"m","due":1700000000005,}', Reason.NOT_JSON),
+    _json("a comment", '{"message":"m",/*x*/"due":1700000000005}', Reason.NOT_JSON),
+    _json("a line comment", '{"message":"m","due":1700000000005}// x', Reason.TRAILING_TEXT),
+    _json("bare names", '{message:"m",due:1700000000005}', Reason.NOT_JSON),
+    _json("a raw tab in a text", '{"message":"a\tb","due":1700000000005}', Reason.NOT_JSON),
+    _json("an unknown escape", '{"message":"\\x41","due":1700000000005}', Reason.NOT_JSON),
+    _json("a short escape", '{"message":"\\u12","due":1700000000005}', Reason.NOT_JSON),
+    _json("text after the object", '{"message":"m","due":1700000000005} junk', Reason.TRAILING_TEXT),
+    _json(
+        "two objects", '{"message":"m","due":1700000000005}{"message":"n","due":1700000000005}', Reason.TRAILING_TEXT
+    ),
+    _json(
+        "two objects with a comma",
+        '{"message":"m","due":1700000000005},{"message":"n"}',
+        Reason.TRAILING_TEXT,
+    ),
+    _json("a bracket too many", '{"message":"m","due":1700000000005}]', Reason.TRAILING_TEXT),
+    _json("a brace too many", '{"message":"m","due":1700000000005}}', Reason.TRAILING_TEXT),
+    _json("a brace too many and junk", '{"message":"m","due":1700000000005}} junk', Reason.TRAILING_TEXT),
+    _json("a comma too many", '{"message":"m","due":1700000000005},', Reason.TRAILING_TEXT),
+    _json("a guard of one's own", '{"message":"m","due":1700000000005},"guard":1} junk', Reason.TRAILING_TEXT),
+    _json(
+        "a guard written with escapes",
+        '{"message":"m","due":1700000000005},"\\u0067uard":1} junk',
+        Reason.TRAILING_TEXT,
+    ),
+    _json(
+        "a message that names the guard",
+        '{"message":"\\"guard\\":1}","due":1700000000005}',
+        Message(DUE_MS, '"guard":1}'),
+    ),
+    _json("an array", '[{"message":"m","due":1700000000005}]', Reason.NOT_AN_OBJECT),
     _json("a text", '"message"', Reason.NOT_AN_OBJECT),
     _json("null", "null", Reason.NOT_AN_OBJECT),
     _json("an empty object", "{}", Reason.MISSING_MESSAGE),
     _json("1500 nested arrays", "[" * 1500 + "]" * 1500, Reason.TOO_DEEP),
-    _json("a field of 900 nested arrays", '{"message":' + "[" * 900 + "]" * 900 + ',"due":5}', Reason.TOO_DEEP),
-    _json("a field of 60 nested arrays", '{"message":' + "[" * 60 + "]" * 60 + ',"due":5}', Reason.WRONG_TYPE),
-    _json("a field of 200 arrays in a row", '{"message":[' + "[]," * 200 + '1],"due":5}', Reason.TOO_DEEP),
+    _json(
+        "a field of 900 nested arrays", '{"message":' + "[" * 900 + "]" * 900 + ',"due":1700000000005}', Reason.TOO_DEEP
+    ),
+    _json(
+        "a field of 60 nested arrays", '{"message":' + "[" * 60 + "]" * 60 + ',"due":1700000000005}', Reason.WRONG_TYPE
+    ),
+    _json("a field of 200 arrays in a row", '{"message":[' + "[]," * 200 + '1],"due":1700000000005}', Reason.TOO_DEEP),
     _json("60 nested objects", '{"a":' * 60 + "1" + "}" * 60, Reason.UNKNOWN_FIELD),
     _json("a million brackets", "[" * 1_000_000, Reason.TOO_DEEP),
     _json(
-        "a million brackets in a text", '{"message":"' + "[" * 200_000 + '","due":5}', MessageRequest(5, "[" * 200_000)
+        "a million brackets in a text",
+        '{"message":"' + "[" * 200_000 + '","due":1700000000005}',
+        Message(DUE_MS, "[" * 200_000),
     ),
     _json(
-        "a million backslashes", '{"message":"' + "{" * 70 + "\\\\" * 1_000_000 + '","due":5}', Reason.MESSAGE_TOO_LONG
+        "a million backslashes",
+        '{"message":"' + "{" * 70 + "\\\\" * 1_000_000 + '","due":1700000000005}',
+        Reason.MESSAGE_TOO_LONG,
     ),
     _json("900 nested objects", '{"a":' * 900 + "1" + "}" * 900, Reason.TOO_DEEP),
     _json("980 nested objects", '{"message":' * 980 + "1" + "}" * 980, Reason.TOO_DEEP),
-    _json("nested headers", '{"message":"m","due":5,"headers":' + '{"a":' * 900 + "1" + "}" * 901, Reason.TOO_DEEP),
     _json(
-        "many brackets in the message", '{"message":"' + '[{\\"' * 900 + '","due":5}', MessageRequest(5, '[{"' * 900)
+        "nested headers",
+        '{"message":"m","due":1700000000005,"headers":' + '{"a":' * 900 + "1" + "}" * 901,
+        Reason.TOO_DEEP,
+    ),
+    _json(
+        "many brackets in the message",
+        '{"message":"' + '[{\\"' * 900 + '","due":1700000000005}',
+        Message(DUE_MS, '[{"' * 900),
     ),
     _json(
         "many brackets and headers",
-        '{"message":"' + "[{" * 99 + '","due":5,"headers":{"[":"{"}}',
-        MessageRequest(5, "[{" * 99, headers={"[": "{"}),
+        '{"message":"' + "[{" * 99 + '","due":1700000000005,"headers":{"[":"{"}}',
+        Message(DUE_MS, "[{" * 99, headers={"[": "{"}),
     ),
-    _json("the same field twice", '{"message":"m","message":"m","due":5}', Reason.DUPLICATE_KEY),
-    _json("twice with escapes", '{"message":"m","\\u006dessage":"m","due":5}', Reason.DUPLICATE_KEY),
-    _json("the same header twice", '{"message":"m","due":5,"headers":{"a":"1","a":"1"}}', Reason.DUPLICATE_KEY),
-    _json("not UTF-8", b'{"message":"\xff","due":5}', Reason.NOT_UTF8),
-    _json("half a character", b'{"message":"\xe2\x82","due":5}', Reason.NOT_UTF8),
-    _json("half a character before a line end", b'{"message":"m","due":5}\xc3', Reason.NOT_UTF8),
-    _json("a surrogate in UTF-8", b'{"message":"\xed\xa0\x80","due":5}', Reason.NOT_UTF8),
-    _json("an overlong form", b'{"message":"\xc0\xaf","due":5}', Reason.NOT_UTF8),
-    _json("a code beyond Unicode", b'{"message":"\xf4\x90\x80\x80","due":5}', Reason.NOT_UTF8),
-    _json("the longest line", '{"message":"m","due":5}'.ljust(LINE_BYTES_MAX), PLAIN),
-    _json("a longer line", '{"message":"m","due":5}'.ljust(LINE_BYTES_MAX + 1), Reason.LINE_TOO_LONG),
-    _json("a long blank line", " " * (LINE_BYTES_MAX + 1), Reason.LINE_TOO_LONG),
+    _json("the same field twice", '{"message":"m","message":"m","due":1700000000005}', Reason.DUPLICATE_KEY),
+    _json("twice with escapes", '{"message":"m","\\u006dessage":"m","due":1700000000005}', Reason.DUPLICATE_KEY),
+    _json(
+        "the same header twice", '{"message":"m","due":1700000000005,"headers":{"a":"1","a":"1"}}', Reason.DUPLICATE_KEY
+    ),
+    _json("not UTF-8", b'{"message":"\xff","due":1700000000005}', Reason.NOT_UTF8),
+    _json("half a character", b'{"message":"\xe2\x82","due":1700000000005}', Reason.NOT_UTF8),
+    _json("half a character before a line end", b'{"message":"m","due":1700000000005}\xc3', Reason.NOT_UTF8),
+    _json("a surrogate in UTF-8", b'{"message":"\xed\xa0\x80","due":1700000000005}', Reason.NOT_UTF8),
+    _json("an overlong form", b'{"message":"\xc0\xaf","due":1700000000005}', Reason.NOT_UTF8),
+    _json("a code beyond Unicode", b'{"message":"\xf4\x90\x80\x80","due":1700000000005}', Reason.NOT_UTF8),
+    _json("the longest line", '{"message":"m","due":1700000000005}'.ljust(REQUEST_BYTES_MAX), PLAIN),
+    _json("a longer line", '{"message":"m","due":1700000000005}'.ljust(REQUEST_BYTES_MAX + 1), Reason.LINE_TOO_LONG),
+    _json("a long blank line", " " * (REQUEST_BYTES_MAX + 1), Reason.LINE_TOO_LONG),
     _field("an unknown field", '"note":"x"', Reason.UNKNOWN_FIELD),
     _field("an unknown field beside headers", '"headers":{"a":"b"},"hello":{"x":"y"}', Reason.UNKNOWN_FIELD),
     _field("an unknown field of the headers' type", '"headers":{"a":"b"},"hello":{"a":"b"}', Reason.UNKNOWN_FIELD),
@@ -141,7 +172,7 @@ _LINES: Final = [
 ]
 
 _MESSAGES: Final = [
-    _json("no message", '{"due":5}', Reason.MISSING_MESSAGE),
+    _json("no message", '{"due":1700000000005}', Reason.MISSING_MESSAGE),
     _message("empty", '""', Reason.EMPTY_MESSAGE),
     _message("of one space", '" "', " "),
     _message("with escapes", r'"a\n\t\"\\\/\u0000\u001f\u00e9\ud83d\ude00"', 'a\n\t"\\/\0\x1fé😀'),
@@ -200,16 +231,19 @@ _DELAYS: Final = [
     _delay("as text", '"10"', Reason.WRONG_TYPE, field="countdown"),
     _delay("below zero", "-0.5", Reason.DELAY_OUT_OF_RANGE, field="countdown"),
     _json("no due at all", '{"message":"m"}', Reason.MISSING_DUE),
-    _json("delay_sec and due", '{"message":"m","delay_sec":1,"due":5}', Reason.BOTH_DUE),
+    _json("delay_sec and due", '{"message":"m","delay_sec":1,"due":1700000000005}', Reason.BOTH_DUE),
     _json("delay_sec and countdown", '{"message":"m","delay_sec":1,"countdown":1}', Reason.BOTH_DUE),
-    _json("all three", '{"message":"m","delay_sec":1,"countdown":1,"due":5}', Reason.BOTH_DUE),
+    _json("all three", '{"message":"m","delay_sec":1,"countdown":1,"due":1700000000005}', Reason.BOTH_DUE),
 ]
 
 NEW_YEAR_2026_MS: Final = 1_767_225_600_000
 
 _DUES: Final = [
-    _due("at the epoch", "0", 0),
-    _due("minus zero", "-0", 0),
+    _due("of the smallest number of ms", "100000000000", 100_000_000_000),
+    *[
+        _due(f"in seconds, {value}", value, Reason.DUE_IN_SECONDS)
+        for value in ("1795291276", "99999999999", "0", "-0", "5")
+    ],
     _due("before the epoch", "-1", Reason.DUE_OUT_OF_RANGE),
     _due("in the last millisecond", "253402300799999", 253_402_300_799_999),
     _due("after the last millisecond", "253402300800000", Reason.DUE_OUT_OF_RANGE),
@@ -294,34 +328,34 @@ _DUES: Final = [
 ]
 
 _OTHERS: Final = [
-    _field("an id", '"id":"a"', MessageRequest(5, "m", caller_id="a")),
-    _field("an id of every character", '"id":"Az09._:-"', MessageRequest(5, "m", caller_id="Az09._:-")),
-    _field("the longest id", f'"id":"{"i" * 128}"', MessageRequest(5, "m", caller_id="i" * 128)),
+    _field("an id", '"id":"a"', Message(DUE_MS, "m", id="a")),
+    _field("an id of every character", '"id":"Az09._:-"', Message(DUE_MS, "m", id="Az09._:-")),
+    _field("the longest id", f'"id":"{"i" * 128}"', Message(DUE_MS, "m", id="i" * 128)),
     _field("a longer id", f'"id":"{"i" * 129}"', Reason.BAD_ID),
     *[
         _field(f"id {text!r}", f'"id":"{text}"', Reason.BAD_ID)
         for text in ("", "a b", "a/b", "é", "a\\n", "\\n", "{a}")
     ],
     *[_field(f"id {value}", f'"id":{value}', Reason.WRONG_TYPE) for value in ("1", "null", "true", '{"x":1}', '["a"]')],
-    _field("a topic", '"topic":"t"', MessageRequest(5, "m", topic="t")),
+    _field("a topic", '"topic":"t"', Message(DUE_MS, "m", topic="t")),
     _field("the default topic by name", '"topic":"default"', PLAIN),
-    _field("the longest topic", f'"topic":"{"t" * 64}"', MessageRequest(5, "m", topic="t" * 64)),
+    _field("the longest topic", f'"topic":"{"t" * 64}"', Message(DUE_MS, "m", topic="t" * 64)),
     _field("a longer topic", f'"topic":"{"t" * 65}"', Reason.BAD_TOPIC),
     *[_field(f"topic {t!r}", f'"topic":"{t}"', Reason.BAD_TOPIC) for t in ("", "a:b", "a b", "*", "{a}", "a\\r", "ä")],
     *[_field(f"topic {value}", f'"topic":{value}', Reason.WRONG_TYPE) for value in ("1", "null", "false", "{}")],
     _field("empty headers", '"headers":{}', PLAIN),
-    _field("a header", '"headers":{"a":"b"}', MessageRequest(5, "m", headers={"a": "b"})),
-    _field("an empty header", '"headers":{"":""}', MessageRequest(5, "m", headers={"": ""})),
+    _field("a header", '"headers":{"a":"b"}', Message(DUE_MS, "m", headers={"a": "b"})),
+    _field("an empty header", '"headers":{"":""}', Message(DUE_MS, "m", headers={"": ""})),
     _field(
         "headers named after fields",
         '"headers":{"id":"1","due":"2"}',
-        MessageRequest(5, "m", headers={"due": "2", "id": "1"}),
+        Message(DUE_MS, "m", headers={"due": "2", "id": "1"}),
     ),
     _field(
         "headers with odd names",
         r'"headers":{"a b":"1","c`d":"2",": STRING>, id: STRING":"3","é😀":"4","\uffff":"5","\u0001\"\\":"\u001f\n","`":"6"}',
-        MessageRequest(
-            5,
+        Message(
+            DUE_MS,
             "m",
             headers={
                 "a b": "1",
@@ -334,16 +368,16 @@ _OTHERS: Final = [
             },
         ),
     ),
-    _field("headers that look like numbers", '"headers":{"1":"2"}', MessageRequest(5, "m", headers={"1": "2"})),
+    _field("headers that look like numbers", '"headers":{"1":"2"}', Message(DUE_MS, "m", headers={"1": "2"})),
     _field(
         "everything at once",
         '"id":"i","topic":"t","headers":{"b":"2","a":"1"}',
-        MessageRequest(5, "m", "t", "i", {"a": "1", "b": "2"}),
+        Message(DUE_MS, "m", "t", "i", {"a": "1", "b": "2"}),
     ),
     _field(
         "a header's name of 50000",
         f'"headers":{{"{"k" * 50_000}":""}}',
-        MessageRequest(5, "m", headers={"k" * 50_000: ""}),
+        Message(DUE_MS, "m", headers={"k" * 50_000: ""}),
     ),
     _field("a header's name of 50001", f'"headers":{{"{"k" * 50_001}":""}}', Reason.NOT_JSON),
     _field("a header with half a pair", r'"headers":{"a":"\udc00"}', Reason.NOT_JSON),
@@ -361,41 +395,47 @@ _OTHERS: Final = [
 _HEADER: Final = "message,delay_sec,due,id,topic,headers"
 
 _CSV: Final = [
-    _csv("row", "message,due", "m,5", PLAIN),
-    _csv("row in another order", "due,message", "5,m", PLAIN),
-    _csv("names trimmed", " message\t, due ", "m,5", PLAIN),
-    _csv("names quoted", '"message","due"', "m,5", PLAIN),
+    _csv("row", "message,due", "m,1700000000005", PLAIN),
+    _csv("row in another order", "due,message", "1700000000005,m", PLAIN),
+    _csv("names trimmed", " message\t, due ", "m,1700000000005", PLAIN),
+    _csv("names quoted", '"message","due"', "m,1700000000005", PLAIN),
     _csv("blank row", "message,due", " \t", None),
     _csv("blank row under a bad header", "massage,due", "", None),
-    _csv("quoted cells", "message,due", '"m","5"', PLAIN),
-    _csv("comma and quotes in a cell", "message,due", '"a ""b"", c",5', MessageRequest(5, 'a "b", c')),
-    _csv("a cell of two quotes", "message,due", '"""""",5', MessageRequest(5, '""')),
-    _csv("backslashes are themselves", "message,due", r'"a\",5', MessageRequest(5, "a\\")),
-    _csv("escapes are themselves", "message,due", r"a\u0041\n,5", MessageRequest(5, r"a\u0041\n")),
-    _csv("blanks belong to the cell", "message,due", " m ,5", MessageRequest(5, " m ")),
-    _csv("JSON in a message", "message,due", '"{""a"":1}",5', MessageRequest(5, '{"a":1}')),
-    _csv("control characters", "message,due", "a\0\x01\tb,5", MessageRequest(5, "a\0\x01\tb")),
-    _csv("beyond ASCII", "message,due", "é😀\u2028,5", MessageRequest(5, "é😀\u2028")),
-    _csv("message null is a text", "message,due", "null,5", MessageRequest(5, "null")),
-    _csv("longest message", "message,due", "x" * MESSAGE_BYTES_MAX + ",5", MessageRequest(5, "x" * MESSAGE_BYTES_MAX)),
-    _csv("longer message", "message,due", "x" * (MESSAGE_BYTES_MAX + 1) + ",5", Reason.MESSAGE_TOO_LONG),
-    _csv("a long quoted cell", "message,due", '"' + '""' * 1_000_000 + '",5', Reason.MESSAGE_TOO_LONG),
+    _csv("quoted cells", "message,due", '"m","1700000000005"', PLAIN),
+    _csv("comma and quotes in a cell", "message,due", '"a ""b"", c",1700000000005', Message(DUE_MS, 'a "b", c')),
+    _csv("a cell of two quotes", "message,due", '"""""",1700000000005', Message(DUE_MS, '""')),
+    _csv("backslashes are themselves", "message,due", r'"a\",1700000000005', Message(DUE_MS, "a\\")),
+    _csv("escapes are themselves", "message,due", r"a\u0041\n,1700000000005", Message(DUE_MS, r"a\u0041\n")),
+    _csv("blanks belong to the cell", "message,due", " m ,1700000000005", Message(DUE_MS, " m ")),
+    _csv("JSON in a message", "message,due", '"{""a"":1}",1700000000005', Message(DUE_MS, '{"a":1}')),
+    _csv("control characters", "message,due", "a\0\x01\tb,1700000000005", Message(DUE_MS, "a\0\x01\tb")),
+    _csv("beyond ASCII", "message,due", "é😀\u2028,1700000000005", Message(DUE_MS, "é😀\u2028")),
+    _csv("message null is a text", "message,due", "null,1700000000005", Message(DUE_MS, "null")),
+    _csv(
+        "longest message",
+        "message,due",
+        "x" * MESSAGE_BYTES_MAX + ",1700000000005",
+        Message(DUE_MS, "x" * MESSAGE_BYTES_MAX),
+    ),
+    _csv("longer message", "message,due", "x" * (MESSAGE_BYTES_MAX + 1) + ",1700000000005", Reason.MESSAGE_TOO_LONG),
+    _csv("a long quoted cell", "message,due", '"' + '""' * 1_000_000 + '",1700000000005', Reason.MESSAGE_TOO_LONG),
     _csv("a million cells", "message,due", "," * 1_000_000, Reason.RAGGED_ROW),
-    _csv("a longer line", "message,due", "x" * (LINE_BYTES_MAX + 1), Reason.LINE_TOO_LONG),
-    _csv("everything", _HEADER, 'm,,5,i,t,"{""a"":""b""}"', MessageRequest(5, "m", "t", "i", {"a": "b"})),
-    _csv("empty cells are absent", _HEADER, "m,0.5,,,,", MessageRequest(ARRIVAL_MS + 500, "m")),
-    _csv("empty quoted cells are absent", _HEADER, 'm,0.5,"","","",""', MessageRequest(ARRIVAL_MS + 500, "m")),
-    _csv("countdown", "countdown,message", "2e0,m", MessageRequest(ARRIVAL_MS + 2_000, "m")),
+    _csv("a longer line", "message,due", "x" * (REQUEST_BYTES_MAX + 1), Reason.LINE_TOO_LONG),
+    _csv("everything", _HEADER, 'm,,1700000000005,i,t,"{""a"":""b""}"', Message(DUE_MS, "m", "t", "i", {"a": "b"})),
+    _csv("empty cells are absent", _HEADER, "m,0.5,,,,", Message(ARRIVAL_MS + 500, "m")),
+    _csv("empty quoted cells are absent", _HEADER, 'm,0.5,"","","",""', Message(ARRIVAL_MS + 500, "m")),
+    _csv("countdown", "countdown,message", "2e0,m", Message(ARRIVAL_MS + 2_000, "m")),
     _csv("delay of 50 digits", "delay_sec,message", "1." + "0" * 50, Reason.RAGGED_ROW),
-    _csv("delay of many digits", "delay_sec,message", "1." + "0" * 50 + ",m", MessageRequest(ARRIVAL_MS + 1_000, "m")),
+    _csv("delay of many digits", "delay_sec,message", "1." + "0" * 50 + ",m", Message(ARRIVAL_MS + 1_000, "m")),
     _csv("delay of too many digits", "delay_sec,message", "1." + "0" * 1000 + ",m", Reason.NOT_JSON),
-    _csv("ISO due", "message,due", "m,2026-01-01T00:00:00Z", MessageRequest(NEW_YEAR_2026_MS, "m")),
+    _csv("ISO due", "message,due", "m,2026-01-01T00:00:00Z", Message(NEW_YEAR_2026_MS, "m")),
+    _csv("due in seconds", "message,due", "m,1795291276", Reason.DUE_IN_SECONDS),
     _csv("due without a zone", "message,due", "m,2026-01-01T00:00:00", Reason.DUE_WITHOUT_ZONE),
-    _csv("header without message", "due", "5", Reason.MISSING_MESSAGE),
-    _csv("empty message", "message,due", ",5", Reason.MISSING_MESSAGE),
+    _csv("header without message", "due", "1700000000005", Reason.MISSING_MESSAGE),
+    _csv("empty message", "message,due", ",1700000000005", Reason.MISSING_MESSAGE),
     _csv("no due", "message,due", "m,", Reason.MISSING_DUE),
     _csv("no due column", "message", "m", Reason.MISSING_DUE),
-    _csv("delay and due", _HEADER, "m,1,5,,,", Reason.BOTH_DUE),
+    _csv("delay and due", _HEADER, "m,1,1700000000005,,,", Reason.BOTH_DUE),
     _csv("delay out of range", "message,delay_sec", "m,-1", Reason.DELAY_OUT_OF_RANGE),
     _csv("infinite delay", "message,delay_sec", "m,1e400", Reason.DELAY_OUT_OF_RANGE),
     *[
@@ -424,11 +464,11 @@ _CSV: Final = [
     ],
     _csv("due out of range", "message,due", "m,253402300800000", Reason.DUE_OUT_OF_RANGE),
     _csv("due of 20 digits", "message,due", "m,12345678901234567890", Reason.DUE_OUT_OF_RANGE),
-    _csv("bad id", "message,due,id", "m,5,a b", Reason.BAD_ID),
-    _csv("id of digits", "message,due,id", "m,5,1", MessageRequest(5, "m", caller_id="1")),
-    _csv("bad topic", "message,due,topic", "m,5,a b", Reason.BAD_TOPIC),
+    _csv("bad id", "message,due,id", "m,1700000000005,a b", Reason.BAD_ID),
+    _csv("id of digits", "message,due,id", "m,1700000000005,1", Message(DUE_MS, "m", id="1")),
+    _csv("bad topic", "message,due,topic", "m,1700000000005,a b", Reason.BAD_TOPIC),
     *[
-        _csv(f"headers {cell!r}", "message,due,headers", f'm,5,"{cell}"', Reason.BAD_HEADERS)
+        _csv(f"headers {cell!r}", "message,due,headers", f'm,1700000000005,"{cell}"', Reason.BAD_HEADERS)
         for cell in (
             "x",
             "1",
@@ -445,40 +485,48 @@ _CSV: Final = [
             '{""a"":NaN}',
         )
     ],
-    _csv("headers empty", "message,due,headers", "m,5,{}", PLAIN),
+    _csv("headers empty", "message,due,headers", "m,1700000000005,{}", PLAIN),
     _csv(
         "headers with blanks",
         "message,due,headers",
-        'm,5," {""a"" : ""b""} "',
-        MessageRequest(5, "m", headers={"a": "b"}),
+        'm,1700000000005," {""a"" : ""b""} "',
+        Message(DUE_MS, "m", headers={"a": "b"}),
     ),
     _csv(
-        "headers nested", "message,due,headers", 'm,5,"' + '{""a"":' * 900 + "1" + "}" * 900 + '"', Reason.BAD_HEADERS
+        "headers nested",
+        "message,due,headers",
+        'm,1700000000005,"' + '{""a"":' * 900 + "1" + "}" * 900 + '"',
+        Reason.BAD_HEADERS,
     ),
     _csv(
         "many brackets",
         "message,due,headers",
-        "{[" * 99 + ',5,"{""a"":""{""}"',
-        MessageRequest(5, "{[" * 99, headers={"a": "{"}),
+        "{[" * 99 + ',1700000000005,"{""a"":""{""}"',
+        Message(DUE_MS, "{[" * 99, headers={"a": "{"}),
     ),
-    _csv("headers twice the same", "message,due,headers", 'm,5,"{""a"":""b"",""a"":""b""}"', Reason.BAD_HEADERS),
-    _csv("a cell too few", "message,due,id", "m,5", Reason.RAGGED_ROW),
-    _csv("a cell too many", "message,due", "m,5,", Reason.RAGGED_ROW),
-    _csv("an open quote", "message,due", '"m,5', Reason.BAD_CSV_ROW),
-    _csv("a quote inside", "message,due", 'm"n,5', Reason.BAD_CSV_ROW),
-    _csv("text after a quote", "message,due", '"m"n,5', Reason.BAD_CSV_ROW),
-    _csv("blank before a quote", "message,due", ' "m",5', Reason.BAD_CSV_ROW),
-    _csv("unknown column", "message,due,note", "m,5,x", Reason.BAD_CSV_HEADER),
-    _csv("column twice", "message,due,due", "m,5,5", Reason.BAD_CSV_HEADER),
-    _csv("column in capitals", "Message,due", "m,5", Reason.BAD_CSV_HEADER),
-    _csv("column without a name", "message,due,", "m,5,", Reason.BAD_CSV_HEADER),
-    _csv("header with an open quote", '"message,due', "m,5", Reason.BAD_CSV_HEADER),
+    _csv(
+        "headers twice the same",
+        "message,due,headers",
+        'm,1700000000005,"{""a"":""b"",""a"":""b""}"',
+        Reason.BAD_HEADERS,
+    ),
+    _csv("a cell too few", "message,due,id", "m,1700000000005", Reason.RAGGED_ROW),
+    _csv("a cell too many", "message,due", "m,1700000000005,", Reason.RAGGED_ROW),
+    _csv("an open quote", "message,due", '"m,1700000000005', Reason.BAD_CSV_ROW),
+    _csv("a quote inside", "message,due", 'm"n,1700000000005', Reason.BAD_CSV_ROW),
+    _csv("text after a quote", "message,due", '"m"n,1700000000005', Reason.BAD_CSV_ROW),
+    _csv("blank before a quote", "message,due", ' "m",1700000000005', Reason.BAD_CSV_ROW),
+    _csv("unknown column", "message,due,note", "m,1700000000005,x", Reason.BAD_CSV_HEADER),
+    _csv("column twice", "message,due,due", "m,1700000000005,1700000000005", Reason.BAD_CSV_HEADER),
+    _csv("column in capitals", "Message,due", "m,1700000000005", Reason.BAD_CSV_HEADER),
+    _csv("column without a name", "message,due,", "m,1700000000005,", Reason.BAD_CSV_HEADER),
+    _csv("header with an open quote", '"message,due', "m,1700000000005", Reason.BAD_CSV_HEADER),
     _csv("empty header", "", "m", Reason.BAD_CSV_HEADER),
-    Case("csv not UTF-8", b"m\xff,5", Reason.NOT_UTF8, "csv", "message,due"),
+    Case("csv not UTF-8", b"m\xff,1700000000005", Reason.NOT_UTF8, "csv", "message,due"),
 ]
 
 _SOCKET: Final = [
-    Case("sock line", b'{"message":"m","delay_sec":1}', MessageRequest(1_000, "m"), "sock", arrival_ms=0),
+    Case("sock line", b'{"message":"m","delay_sec":1}', Message(1_000, "m"), "sock", arrival_ms=0),
     Case(
         "sock line of a late year",
         b'{"message":"m","delay_sec":1}',
@@ -486,7 +534,14 @@ _SOCKET: Final = [
         "sock",
         arrival_ms=253_402_300_799_999,
     ),
-    Case("sock line with tabs", b'\t{"message":\t"m","due":5}', PLAIN, "sock", arrival_ms=7),
+    Case("sock line with tabs", b'\t{"message":\t"m","due":1700000000005}', PLAIN, "sock", arrival_ms=7),
+    Case(
+        "sock line with a due in seconds",
+        b'{"message":"m","due":1795291276}',
+        Reason.DUE_IN_SECONDS,
+        "sock",
+        arrival_ms=7,
+    ),
     Case("sock blank line", b" \t", None, "sock", arrival_ms=7),
     Case("sock garbage", b"x", Reason.NOT_JSON, "sock", arrival_ms=7),
 ]

@@ -9,7 +9,7 @@ import pytest
 
 from pipeline.ingest import parsing
 from tests.chaos.drain_story import DrainStory
-from tests.chaos.rig import PIECE_BYTES, Rig
+from tests.chaos.rig import PART_BYTES, Rig
 from tests.e2e.commands import Checkout
 from tests.servers import RealServer, real_server
 
@@ -40,7 +40,7 @@ def server() -> Iterator[RealServer]:
 @pytest.fixture
 def open_rig(server: RealServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Rig]]:
     """Open a rig when the test is ready for it; a mutant has to be planted first."""
-    monkeypatch.setattr(parsing, "PIECE_BYTES", PIECE_BYTES)
+    monkeypatch.setattr(parsing, "PART_BYTES", PART_BYTES)
     with ExitStack() as stack:
         stack.callback(server.client().config_set, "maxmemory", 0)
 

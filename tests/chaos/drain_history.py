@@ -15,11 +15,11 @@ from tests.chaos.drain_log import Claim, Log
 
 KILLED, STOPPED, SERVER_KILLED, UNREACHABLE = "killed", "stopped", "server killed", "unreachable"
 WAITS, AGAIN, ENDS = "waiting for Redis", "Redis answers again", "stopped while Redis does not answer"
-SUMMARY = re.compile(r"delivered ([\d,]+) messages?\b.*; ([\d,]+) stale, ([\d,]+) reclaimed$")
+SUMMARY = re.compile(r"delivered ([\d,]+) messages?\b.*; ([\d,]+) late acks, ([\d,]+) reclaimed$")
 
 
 @dataclass(frozen=True)
-class Excuse:
+class Interruption:
     """What may cost a claim: when it began and ended, in epoch ms, and whom it hit; no loop means all of them."""
 
     what: str
@@ -64,7 +64,12 @@ class Ending:
 
     def outages(self) -> list[str]:
         """What it said about outages, in order, by the words above."""
-        return [words for line in self.said for words in (WAITS, AGAIN, ENDS) if f"drain: {words}" in line]
+        return [
+            words
+            for line in self.said
+            for words in (WAITS, AGAIN, ENDS)
+            if re.search(f"drain: (warning: )?{words}", line)
+        ]
 
 
 @dataclass
@@ -75,15 +80,15 @@ class History:
     sent: dict[str, dict[str, Any]] = field(default_factory=dict)
     shown: list[Shown] = field(default_factory=list)
     log: Log = field(default_factory=Log)
-    excuses: list[Excuse] = field(default_factory=list)
+    interruptions: list[Interruption] = field(default_factory=list)
     endings: dict[int, Ending] = field(default_factory=dict)
     counters: dict[str, int] = field(default_factory=dict)
     left: list[str] = field(default_factory=list)
 
     def seen(self) -> Counter[str]:
         """Count what must not be missing from a run that is to prove something about it."""
-        found = Counter(excuse.what for excuse in self.excuses)
-        found["repeated"] = len(self.shown) - len({shown.id for shown in self.shown})
+        found = Counter(interruption.what for interruption in self.interruptions)
+        found["redelivered"] = len(self.shown) - len({shown.id for shown in self.shown})
         found["late"] = self.log.late
         found["taken back"] = self.log.taken_back
         found["scripts forgotten"] = self.log.forgotten
@@ -138,7 +143,7 @@ def claims(history: History) -> Iterator[str]:
 
 
 def explained(history: History, claim: Claim) -> bool:
-    return any(excuse.may_end(claim) for excuse in history.excuses)
+    return any(interruption.may_end(claim) for interruption in history.interruptions)
 
 
 def never_early(history: History) -> Iterator[str]:
@@ -177,7 +182,7 @@ def accounting(history: History) -> Iterator[str]:
     bounds = {
         "stored": (len(history.sent), 0),
         "delivered": (len(history.sent), 0),
-        "stale_acks": (log.late, log.unknown["ack"]),
+        "late_acks": (log.late, log.unknown["ack"]),
         "reclaimed": (log.taken_back, len(history.sent) if log.unknown["release"] else 0),
     }
     for name, (least, unknown) in bounds.items():
@@ -200,7 +205,7 @@ def told(history: History) -> Iterator[str]:
 
 def endings(history: History) -> Iterator[str]:
     """V10: a loop ends only by a kill or with 0, and then its last line is right."""
-    killed = {excuse.loop for excuse in history.excuses if excuse.what == KILLED}
+    killed = {interruption.loop for interruption in history.interruptions if interruption.what == KILLED}
     shown = Counter(shown.loop for shown in history.shown)
     for loop, ending in history.endings.items():
         if loop in killed:
@@ -209,9 +214,9 @@ def endings(history: History) -> Iterator[str]:
         if ending.code != 0 or summary is None:
             yield f"{loop} ended with {ending.code}: {ending.said}"
             continue
-        delivered, stale, _ = (int(text.replace(",", "")) for text in summary.groups())
-        if delivered + stale != shown[loop] and ENDS not in ending.outages():
-            yield f"{loop} showed {shown[loop]} messages and says {delivered} delivered, {stale} stale"
+        delivered, late_acks, _ = (int(text.replace(",", "")) for text in summary.groups())
+        if delivered + late_acks != shown[loop] and ENDS not in ending.outages():
+            yield f"{loop} showed {shown[loop]} messages and says {delivered} delivered, {late_acks} late acks"
         acknowledged = sum(claim.acknowledged for claim in history.log.claims.values() if claim.loop == loop)
         if delivered != acknowledged and not history.log.unknown["ack"] and ENDS not in ending.outages():
             yield f"{loop} says {delivered} messages delivered and acknowledged {acknowledged}"

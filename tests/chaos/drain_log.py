@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from io import BytesIO
 from typing import Any
 
-from pipeline.core.messages import decode_member
+from pipeline.core.messages import Message
 from pipeline.store.scripts import NAMES, read_script
 from tests.chaos.proxy import Call, Exchange, Matches
 
@@ -138,7 +138,10 @@ def _note(log: Log, request: Request, said: list[Any]) -> None:
 def _rows(rows: list[bytes], attempts: list[bytes]) -> list[Row]:
     tried = attempts or [b"0"] * (len(rows) // 2)
     members = zip(rows[::2], rows[1::2], tried, strict=True)
-    return [Row(decode_member(member).id, int(due_ms), int(ended) + 1) for member, due_ms, ended in members]
+    return [
+        Row(Message.from_member(member, int(due_ms)).id, int(due_ms), int(ended) + 1)
+        for member, due_ms, ended in members
+    ]
 
 
 def _read_value(stream: BytesIO) -> Any:

@@ -5,9 +5,9 @@ from typing import Any
 
 from pipeline.core.buckets import bucket_start_ms
 from pipeline.core.clock import SystemClock
-from pipeline.core.messages import encode_member
-from pipeline.store.base import FenceMove, IdentifiedMessage, Transaction
-from tests.store.builders import group
+from pipeline.core.messages import Message
+from pipeline.store.base import IdentifiedMessage, MarkerMove, Transaction
+from tests.store.builders import in_rows
 
 DUES_MS = (-5_000, -5_000, -700_000, 150, 400)  # from now: most at once, some of an older bucket, some soon
 
@@ -25,21 +25,20 @@ def make_mail(
         dues_ms: when the messages are due, from now, in turn.
     """
     token, now_ms = f"{number:014d}", SystemClock().wall_ms()
-    plain: dict[int, list[tuple[int, bytes]]] = {}
+    plain: list[tuple[int, bytes]] = []
     identified: list[IdentifiedMessage] = []
     sent: dict[str, dict[str, Any]] = {}
     for line in range(1, count + 1):
         message_id = f"{token}{line:08x}"
-        caller_id = None if line % 7 else f"order-{token}-{line}"
+        idempotency_key = None if line % 7 else f"order-{token}-{line}"
         due_ms = now_ms + dues_ms[line % len(dues_ms)]
         message = f"message {line} of {number}, \u00e4\u4e16{text}"
         topic = "default" if line % 11 else "mail"
         headers = None if line % 13 else {"n": str(line)}
-        member = encode_member(message_id, message, topic, caller_id, headers)
-        if caller_id:
-            identified.append(IdentifiedMessage(bucket_start_ms(due_ms), due_ms, member, caller_id))
+        member = Message(due_ms, message, topic, idempotency_key or "", headers or {}).to_member(message_id)
+        if idempotency_key:
+            identified.append(IdentifiedMessage(bucket_start_ms(due_ms), due_ms, member, idempotency_key))
         else:
-            plain.setdefault(bucket_start_ms(due_ms), []).append((due_ms, member))
-        sent[caller_id or message_id] = {"message": message, "topic": topic, "headers": headers, "due_ms": due_ms}
-    groups = [group(start_ms, sorted(rows)) for start_ms, rows in sorted(plain.items())]
-    return Transaction([FenceMove(token, "", "all")], groups, identified, rejected=0), sent
+            plain.append((due_ms, member))
+        sent[idempotency_key or message_id] = {"message": message, "topic": topic, "headers": headers, "due_ms": due_ms}
+    return Transaction([MarkerMove(token, "", "all")], in_rows(sorted(plain)), identified, rejected=0), sent

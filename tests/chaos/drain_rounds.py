@@ -5,7 +5,7 @@ from pathlib import Path
 from random import Random
 from tempfile import TemporaryDirectory
 
-from tests.chaos.drain_history import UNREACHABLE, Excuse
+from tests.chaos.drain_history import UNREACHABLE, Interruption
 from tests.chaos.drain_story import DrainStory, Loop, Strike, clock, when_claimed
 from tests.chaos.proxy import Fault, after, before, reply_with, swallow
 from tests.e2e.commands import Checkout
@@ -129,7 +129,7 @@ class Round:
         self._story.wait_for(lambda: loop.count("Redis answers again") > again, "answer again")
         self._story.proxy.remove(trap)
         # It takes less than a lease, unless the machine is very busy.
-        self._story.history.excuses.append(Excuse(UNREACHABLE, begun_ms, clock.wall_ms(), loop.number))
+        self._story.history.interruptions.append(Interruption(UNREACHABLE, begun_ms, clock.wall_ms(), loop.number))
 
 
 def run_round(seed: int) -> int:

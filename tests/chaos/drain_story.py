@@ -13,9 +13,9 @@ from pipeline.config import RedisSettings
 from pipeline.core.clock import SystemClock
 from pipeline.store.base import Transaction
 from pipeline.store.connection import connect
-from pipeline.store.patience import call_patiently
+from pipeline.store.retry import retry_until_available
 from pipeline.store.shards import keys_of, open_shards
-from tests.chaos.drain_history import KILLED, SERVER_KILLED, STOPPED, Ending, Excuse, History, Shown, check
+from tests.chaos.drain_history import KILLED, SERVER_KILLED, STOPPED, Ending, History, Interruption, Shown, check
 from tests.chaos.drain_log import asking, read_log, request_of, value_of
 from tests.chaos.drain_loop import Loop
 from tests.chaos.drain_mail import DUES_MS, make_mail
@@ -24,7 +24,7 @@ from tests.e2e.commands import Checkout
 from tests.servers import RealServer
 
 # What a namespace without messages may have.
-KEPT = ("layout", "counters", "ids", "fence:", "fences:", "drain:", "drains")
+KEPT = ("meta", "topic_settings", "counters", "ids", "marker:", "markers:", "drain:", "drains")
 CLAIM_LIMIT = 40
 MESSAGES = 4 * CLAIM_LIMIT
 LARGE = "x" * 8_000  # with it a claim is larger than what a pipe and its reader take
@@ -118,11 +118,11 @@ class DrainStory:
         """Store messages all the time, twenty every twentieth of a second, while the block lasts."""
         over = threading.Event()
 
-        def feed() -> None:
+        def source() -> None:
             while not over.wait(1 / 20):
                 self.send(20)
 
-        feeder = threading.Thread(target=feed)
+        feeder = threading.Thread(target=source)
         feeder.start()
         try:
             yield
@@ -156,7 +156,7 @@ class DrainStory:
         loop.process.kill()
         loop.process.wait()
         loop.go_on.set()  # what is in the pipe was shown
-        self.history.excuses.append(Excuse(KILLED, clock.wall_ms(), loop=loop.number))
+        self.history.interruptions.append(Interruption(KILLED, clock.wall_ms(), loop=loop.number))
 
     def stop(self, loop: Loop) -> None:
         """Stop a loop where it is; see ``go_on``."""
@@ -165,8 +165,8 @@ class DrainStory:
         self._stopped_ms[loop.number] = clock.wall_ms()
 
     def go_on(self, loop: Loop) -> None:
-        self.history.excuses.append(
-            Excuse(STOPPED, self._stopped_ms.pop(loop.number), clock.wall_ms(), loop=loop.number)
+        self.history.interruptions.append(
+            Interruption(STOPPED, self._stopped_ms.pop(loop.number), clock.wall_ms(), loop=loop.number)
         )
         loop.process.send_signal(signal.SIGCONT)
         loop.go_on.set()
@@ -176,7 +176,7 @@ class DrainStory:
         begun_ms = clock.wall_ms()
         self.server.kill()
         self.server.start()
-        self.history.excuses.append(Excuse(SERVER_KILLED, begun_ms, clock.wall_ms()))
+        self.history.interruptions.append(Interruption(SERVER_KILLED, begun_ms, clock.wall_ms()))
 
     def wait_for(self, seen: Callable[[], bool], what: str) -> None:
         """Wait until ``seen``; fails with everything on the screens."""
@@ -260,7 +260,7 @@ class DrainStory:
         client = connect(self.settings)
         store = open_shards(client, self.settings)[self._transactions % self.shards]
         pause, end_ms = threading.Event(), clock.monotonic_ms() + WAIT_SEC * 1000
-        call_patiently(
+        retry_until_available(
             lambda: store.schedule("chaos", transaction),
             wait=lambda ms: pause.wait(ms / 1000),
             clock=clock,

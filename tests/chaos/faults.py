@@ -12,7 +12,7 @@ import pytest
 
 from pipeline.core.errors import StoreProtocolError
 from tests.chaos.proxy import Cut, Exchange, Fault, Matches, after, before, lose_reply, pass_on, refuse, reply_with
-from tests.chaos.rig import FILES, OTHER_TRANSACTION_MESSAGES, TRANSACTION_MESSAGES, Rig, die
+from tests.chaos.rig import FILES, OTHER_TRANSACTION_MESSAGES, PAST_MS, TRANSACTION_MESSAGES, Rig, die
 
 OOM = b"-OOM command not allowed when used memory > 'maxmemory'.\r\n"
 ALL_AT_ONCE = 1_000  # messages: more than there are
@@ -21,7 +21,7 @@ Check = Callable[[Rig], None]
 
 
 def nothing_happens(rig: Rig) -> None:
-    """The usual case, twins and callers' ids in it."""
+    """The usual case, twins and idempotency keys in it."""
     rig.write()
     rig.expect_each_once()
 
@@ -34,7 +34,7 @@ def replayed_when_delivered(rig: Rig) -> None:
 
 
 def replayed_when_ids_are_forgotten(rig: Rig) -> None:
-    """A replay a day later: the callers' ids are no protection any more."""
+    """A replay a day later: the idempotency keys are no protection any more."""
     rig.write()
     rig.drain()
     rig.forget_ids()
@@ -43,7 +43,7 @@ def replayed_when_ids_are_forgotten(rig: Rig) -> None:
 
 
 def crashed_and_cut_elsewhere(rig: Rig) -> None:
-    """A crash within a piece of a file, a drain, and a restart with another size of transactions."""
+    """A crash within a part of a file, a drain, and a restart with another size of transactions."""
     rig.crash(at=3)
     rig.drain()
     assert rig.delivered
@@ -193,12 +193,12 @@ def side_by_side(rig: Rig) -> None:
     turns = threading.Semaphore(0)
     taken: list[bool] = []
 
-    def take_turn() -> None:
+    def acquire_active() -> None:
         rig.drain()
         taken.append(turns.acquire(timeout=1 / 50))  # no deadlock when the other one is done
         turns.release()
 
-    rig.proxy.trap(rig.stores, after(take_turn), last=float("inf"))
+    rig.proxy.trap(rig.stores, after(acquire_active), last=float("inf"))
     writers = [rig.writing(TRANSACTION_MESSAGES), rig.writing(OTHER_TRANSACTION_MESSAGES)]
     for writer in writers:
         writer.join()
@@ -251,10 +251,10 @@ def server_full(rig: Rig) -> None:
 def a_key_in_the_way(rig: Rig) -> None:
     """Somebody else's key is where a bucket belongs: the job ends, and what it could not store does not count as stored."""
     client = rig.server.client()
-    client.mset(dict.fromkeys(rig.buckets(0), "not ours"))
+    client.mset(dict.fromkeys(rig.buckets(PAST_MS), "not ours"))
     with pytest.raises(StoreProtocolError, match="not ours"):
         rig.write()
-    client.delete(*rig.buckets(0))
+    client.delete(*rig.buckets(PAST_MS))
     rig.write()
     rig.expect_each_once()
 

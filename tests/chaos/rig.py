@@ -18,20 +18,22 @@ from pipeline.config import RedisSettings
 from pipeline.core.buckets import BUCKET_WIDTH_MS
 from pipeline.core.clock import SystemClock
 from pipeline.core.errors import StoreProtocolError
-from pipeline.core.messages import decode_member
+from pipeline.core.messages import Message
 from pipeline.ingest.schemas import FILE_ROW
 from pipeline.ingest.writer import BatchWriter, Summary, WriterSettings
 from pipeline.store.connection import connect
 from pipeline.store.shards import ShardedStore, keys_of, open_shards
+from pipeline.store.stats import read_stats
 from tests.chaos.proxy import WAIT_SEC, Fault, Proxy, naming, reply_with, running
 from tests.servers import RealServer
 
 TRANSACTION_MESSAGES = 10
 OTHER_TRANSACTION_MESSAGES = 7
-PIECE_BYTES = 700  # so that the large files are some pieces each
+PAST_MS = 1_600_000_200_000  # where a bucket starts, in 2020
+PART_BYTES = 850  # so that the large files are some parts each
 SOURCE_ID = "chaos"
 READS_MAX = (
-    1_000  # of fences: a writer that asks for them more often than any check can lead to is going round in circles
+    1_000  # of markers: a writer that asks for them more often than any check can lead to is going round in circles
 )
 
 die = reply_with(b"-ERR the task dies here\r\n")  # the writer meets what it can't try again
@@ -52,7 +54,7 @@ class Rig:
         self.proxy = Proxy(server.folder / "s", server.folder / f"p-{self._redis.namespace[-8:]}")
         self.stores = running("schedule")  # a transaction
         self.watches = naming("WATCH")  # what a transaction begins with, in a message of its own
-        self.reads = naming("MGET")  # of fences: behind WATCH, after a transaction that failed, and at the end
+        self.reads = naming("MGET")  # of markers: behind WATCH, after a transaction that failed, and at the end
         self.proxy.trap(self.reads, reply_with(b"-ERR round in circles\r\n"), first=READS_MAX, last=float("inf"))
 
     def close(self) -> None:
@@ -60,8 +62,7 @@ class Rig:
 
     def settings(self, transaction_messages: int = TRANSACTION_MESSAGES) -> WriterSettings:
         redis = replace(self._redis, url=self.proxy.url)
-        # Two writers of one process would share the work file of their rejects, which tells tasks apart by process.
-        return WriterSettings(redis, SOURCE_ID, str(self._rejects / uuid.uuid4().hex), transaction_messages)
+        return WriterSettings(redis, SOURCE_ID, str(self._rejects), transaction_messages)
 
     def write(self, numbers: Iterable[int] | None = None, transaction_messages: int = TRANSACTION_MESSAGES) -> None:
         """Store files in this thread, all of them if nothing else is said, and see that each message is accounted for."""
@@ -74,7 +75,7 @@ class Rig:
         writer(partition, 0)  # type: ignore[arg-type]
         self.lost_files += partition.lost
         [summary] = reports
-        assert summary.stored + summary.known == sum(map(accepted, (FILES[number] for number in chosen))), summary
+        assert summary.stored + summary.duplicates == sum(map(accepted, (FILES[number] for number in chosen))), summary
 
     def writing(self, transaction_messages: int = TRANSACTION_MESSAGES) -> "Writing":
         """Store all files in a thread of its own."""
@@ -92,13 +93,13 @@ class Rig:
         client = connect(self._redis)
         store = ShardedStore(open_shards(client, self._redis))
         while (claim := store.claim(uuid.uuid4().hex).claim) is not None:
-            messages = [decode_member(m.member) for m in claim.messages]
-            self.delivered.update(m.message for m in messages)
+            messages = [Message.from_member(m.member, m.due_ms) for m in claim.messages]
+            self.delivered.update(m.body for m in messages)
             assert store.ack(claim, len(messages), [m.id for m in messages if m.id != m.message_id])
         client.close()
 
     def forget_ids(self) -> None:
-        """Forget the callers' ids, as the server does a day after delivery."""
+        """Forget the idempotency keys, as the server does a day after delivery."""
         self.server.client().delete(*(keys.ids() for keys in keys_of(self._redis)))
 
     def buckets(self, due_ms: int) -> list[str]:
@@ -114,7 +115,7 @@ class Rig:
         self.drain()
         lost, copies = EXPECTED - self.delivered, self.delivered - EXPECTED
         assert (lost, copies) == (Counter(), Counter())
-        counters = ShardedStore(open_shards(self.server.client(), self._redis)).stats().counters
+        counters = read_stats(self.server.client(), keys_of(self._redis)).counters
         assert counters["stored"] == counters["delivered"] == EXPECTED.total()
         assert counters["rejected"] == REJECTED
         assert (self.lost_files > 0) == lost_files
@@ -161,18 +162,19 @@ class Writing:
 
 
 def contents_of_files() -> list[bytes]:
-    """The files that every check writes: plain lines, twins, callers' ids (also across files), rejects, blanks.
+    """The files that every check writes: plain lines, twins, idempotency keys (also across files), rejects, blanks.
 
-    All are due in 1970, so a drain takes out at once what is stored.
+    All are due in the past, so a drain takes out at once what is stored.
     """
     files = []
     for name, length in [("a", 60), ("b", 60), *((name, 8) for name in "cdefghijk")]:
         lines: list[dict[str, object] | None] = []
         for number in range(1, length + 1):
-            text, due = f"{name}{number}", number * 3 % 4 * 900_000  # several buckets, out of order, many due together
+            text = f"{name}{number}"
+            due = PAST_MS + number * 3 % 4 * 900_000  # several buckets, out of order, many due together
             if number % 10 == 3:
-                lines.append({"message": f"twin {name}{number // 10}", "due": 5})
-                lines.append({"message": f"twin {name}{number // 10}", "due": 5})
+                lines.append({"message": f"twin {name}{number // 10}", "due": PAST_MS + 5})
+                lines.append({"message": f"twin {name}{number // 10}", "due": PAST_MS + 5})
             elif number % 10 == 5:
                 lines.append({"message": text, "due": due, "id": f"id-{text}"})
             elif number % 20 == 6:
@@ -192,7 +194,7 @@ def requests_of(content: bytes) -> list[dict[str, Any]]:
 
 
 def accepted(content: bytes) -> int:
-    """How many messages a file brings, those included whose caller's id is known."""
+    """How many messages a file brings, those included whose idempotency key is known."""
     return sum("due" in request for request in requests_of(content))
 
 

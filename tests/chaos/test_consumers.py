@@ -29,7 +29,7 @@ KEYS = Keys("duetime")
 TOPIC, GROUP = "mail", "billing"
 MESSAGES = 300
 LEASE_SEC = 1
-SETTLES, GATHERS, READS = running("settle"), running("gather"), naming("XREADGROUP")
+SETTLES, GATHERS, READS = running("settle"), running("reclaim"), naming("XREADGROUP")
 EVER = float("inf")
 PAGE = 100  # messages that a consumer has in hand, at most
 When = Callable[[Callable[[], object]], Fault]
@@ -43,7 +43,7 @@ class Readers:
         self.proxy = Proxy(server.folder / "s", server.folder / "p")
         self._checkout = checkout
         self.url = server.url
-        for stream in (KEYS.stream(TOPIC), KEYS.again(TOPIC, GROUP)):
+        for stream in (KEYS.stream(TOPIC), KEYS.retry(TOPIC, GROUP)):
             self.client.xgroup_create(stream, GROUP, "0", mkstream=True)
 
     def send(self, count: int = MESSAGES) -> None:
@@ -131,9 +131,9 @@ def test_frozen_for_longer_than_its_lease_its_late_word_does_no_harm(readers: Re
     frozen.process.send_signal(signal.SIGCONT)
     assert frozen.stop() == 0
     assert living.stop() == 0
-    stale = int(readers.client.hget(KEYS.counters(), "stale_acks") or 0)
+    stale = int(readers.client.hget(KEYS.counters(), "late_acks") or 0)
     assert stale == len(frozen.records()) > 0
-    assert f"; {stale} stale" in frozen.screen()
+    assert f"; {stale} late acks" in frozen.screen()
     assert "took over" in living.screen()
     readers.check(frozen, living, copies=PAGE)
 
@@ -155,12 +155,12 @@ def test_cut_off_it_handles_each_message_once_and_says_so(readers: Readers, faul
     readers.check(consumer)
     assert "waiting for Redis: Redis does not answer" in consumer.screen()
     assert "Redis answers again" in consumer.screen()
-    assert "0 stale" in consumer.screen()
+    assert "0 late acks" in consumer.screen()
 
 
 def test_of_an_ordered_group_the_next_one_goes_on_in_order_where_a_killed_one_stopped(readers: Readers) -> None:
     active = readers.start("--ordered", hit=True)
-    active.wait_for(lambda _: bool(readers.client.exists(KEYS.active(TOPIC, GROUP))), "turn")
+    active.wait_for(lambda _: bool(readers.client.exists(KEYS.active(TOPIC, GROUP))), "acquire_active")
     standby = readers.start("--ordered")
     killed = readers.proxy.trap(SETTLES, instead(active.process.kill), first=2)
     readers.send()

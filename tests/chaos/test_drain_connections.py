@@ -11,7 +11,7 @@ from time import monotonic
 import pytest
 import redis
 
-from tests.chaos.drain_history import AGAIN, ENDS, SERVER_KILLED, UNREACHABLE, WAITS, Excuse
+from tests.chaos.drain_history import AGAIN, ENDS, SERVER_KILLED, UNREACHABLE, WAITS, Interruption
 from tests.chaos.drain_story import CLAIM_LIMIT, DrainStory, Loop, Strike, clock, when_claimed
 from tests.chaos.proxy import (
     WAIT_SEC,
@@ -70,7 +70,7 @@ def test_a_call_that_is_lost_costs_nothing(
     story.wait_until_shown()
     seen = story.settle().seen()
     expect_one_outage(loop)
-    assert seen["repeated"] == seen["taken back"] == 0
+    assert seen["redelivered"] == seen["taken back"] == 0
 
 
 @pytest.mark.parametrize("script", ["ack", "release"])
@@ -86,12 +86,12 @@ def test_told_to_end_and_unheard_it_ends_and_says_what_that_means(story: DrainSt
     loop.go_on.set()
     is_given_back = script == "release" and fault is lose_reply
     if not is_given_back:
-        story.history.excuses.append(Excuse(UNREACHABLE, begun_ms, clock.wall_ms(), loop.number))
+        story.history.interruptions.append(Interruption(UNREACHABLE, begun_ms, clock.wall_ms(), loop.number))
     seen = story.settle().seen()
     assert loop.count(ENDS) == 1
     shown = len(loop.out) - loop.is_torn
     assert loop.count(f"delivered {shown if script == 'release' else 0} messages") == 1
-    assert seen["repeated"] == (shown if (script, fault) == ("ack", refuse) else 0)
+    assert seen["redelivered"] == (shown if (script, fault) == ("ack", refuse) else 0)
     assert (seen["taken back"] == 0) == is_given_back
 
 
@@ -105,7 +105,7 @@ def test_every_mood_of_the_server_is_waited_for(story: DrainStory, script: str) 
         loop.wait_for(lambda _, number=number: loop.count(AGAIN) == number, "answer again")
         story.wait_until_shown()
         assert (loop.count(WAITS), loop.count(reason)) == (number, 1), loop.screen()
-    assert story.settle().seen()["repeated"] == 0
+    assert story.settle().seen()["redelivered"] == 0
 
 
 def test_a_server_that_keeps_no_script_is_not_asked_without_pause(story: DrainStory) -> None:
@@ -122,7 +122,7 @@ def test_a_server_that_keeps_no_script_is_not_asked_without_pause(story: DrainSt
     story.proxy.trap(running("claim"), forget, last=EVER)
     story.send(CLAIM_LIMIT)
     assert enough.wait(WAIT_SEC), "it gave up"
-    # Each try calls twice; the waits are half of 50, 100, 200, 400 and 800 ms at least, and the doorbell may end two of them.
+    # Each try calls twice; the waits are half of 50, 100, 200, 400 and 800 ms at least, and the wake_listener may end two of them.
     assert asked_sec[11] - asked_sec[0] >= (50 + 100 + 200) / 2 / 1000
     story.proxy.clear()
     story.wait_until_shown()
@@ -137,11 +137,11 @@ def test_a_connection_that_only_the_loop_believes_in_is_given_up(story: DrainSto
     story.send(CLAIM_LIMIT)
     swallowed.wait()
     story.wait_until_shown()
-    assert story.settle().seen()["repeated"] == 0
+    assert story.settle().seen()["redelivered"] == 0
     expect_one_outage(loop)
 
 
-def test_a_doorbell_that_is_never_confirmed_holds_nothing_up(story: DrainStory) -> None:
+def test_a_wake_listener_that_is_never_confirmed_holds_nothing_up(story: DrainStory) -> None:
     swallowed = story.proxy.trap(naming("SUBSCRIBE"), swallow, last=EVER)
     loop = story.start(**SOON)
     swallowed.wait()
@@ -194,7 +194,7 @@ def test_a_server_that_is_held_up_by_others_is_waited_for(
     with away(story):
         loop.wait_for_line(reason)
     story.wait_until_shown()
-    assert story.settle().seen()["repeated"] == 0
+    assert story.settle().seen()["redelivered"] == 0
     expect_one_outage(loop, reason)
 
 
@@ -229,7 +229,7 @@ def test_scripts_that_are_flushed_under_load_are_taught_again(story: DrainStory)
     story.wait_until_shown()
     seen = story.settle().seen()
     assert seen["scripts forgotten"] >= 10
-    assert (seen["repeated"], seen["taken back"]) == (0, 0)
+    assert (seen["redelivered"], seen["taken back"]) == (0, 0)
     assert all(loop.out for loop in loops)
 
 
@@ -247,6 +247,6 @@ def test_a_server_that_takes_long_to_load_is_waited_for(checkout: Checkout) -> N
         story.restart_server()
         story.wait_until_shown()
         assert story.was_said(b"-LOADING")
-        assert story.settle().seen()["repeated"] == 0
+        assert story.settle().seen()["redelivered"] == 0
         expect_one_outage(loop)
         story.close()

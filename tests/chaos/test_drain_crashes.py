@@ -41,7 +41,7 @@ def test_killed_at_every_point_nothing_is_lost_and_only_what_was_shown_comes_aga
     assert seen["taken back"] == sum(len(rows) for rows in unfinished)
     shown = {shown.key for shown in history.shown}
     again = [len(shown.intersection(rows)) for rows in unfinished]
-    assert seen["repeated"] == sum(again)
+    assert seen["redelivered"] == sum(again)
     assert sorted(map(bool, again)) == [False, True, True], "one was hit before it showed anything"
     assert all(other.out for other in others)
 
@@ -72,7 +72,7 @@ def test_killed_when_it_gives_back_the_rest_is_shown_once(story: DrainStory) -> 
         kill.wait()
     story.wait_until_shown()
     seen = story.settle().seen()
-    assert (seen[KILLED], seen["repeated"]) == (2, 0)
+    assert (seen[KILLED], seen["redelivered"]) == (2, 0)
     assert seen["taken back"] > 0
 
 
@@ -96,7 +96,7 @@ def test_stopped_with_all_shown_its_late_acknowledgement_is_refused_and_harms_no
     story.wait_until_shown()
     seen = story.settle().seen()
     assert (seen[STOPPED], seen["late"]) == (1, 1)
-    assert seen["repeated"] == seen["taken back"] == CLAIM_LIMIT
+    assert seen["redelivered"] == seen["taken back"] == CLAIM_LIMIT
 
 
 def test_stopped_in_the_middle_it_shows_no_more_and_its_late_acknowledgement_is_refused(story: DrainStory) -> None:
@@ -110,7 +110,7 @@ def test_stopped_in_the_middle_it_shows_no_more_and_its_late_acknowledgement_is_
     seen, [rows] = history.seen(), unfinished_of(history)
     assert (seen[STOPPED], seen["late"]) == (1, 1)
     assert seen["taken back"] == len(rows)
-    assert FIRST_LINES <= seen["repeated"] < len(rows), "what it had begun when it was stopped, and no more"
+    assert FIRST_LINES <= seen["redelivered"] < len(rows), "what it had started when it was stopped, and no more"
 
 
 def test_told_to_end_it_gives_back_at_once_what_is_not_shown(story: DrainStory) -> None:
@@ -125,7 +125,7 @@ def test_told_to_end_it_gives_back_at_once_what_is_not_shown(story: DrainStory) 
     assert first.given_back
     assert FIRST_LINES <= first.acknowledged < len(first.rows)
     assert {shown.attempt for shown in history.shown} == {1}, "what was not shown was no attempt"
-    assert history.seen()["repeated"] == 0
+    assert history.seen()["redelivered"] == 0
 
 
 def test_told_to_end_with_all_shown_it_acknowledges_first(story: DrainStory) -> None:
@@ -136,7 +136,7 @@ def test_told_to_end_with_all_shown_it_acknowledges_first(story: DrainStory) -> 
     assert loop.end() == 0
     assert story.in_flight() == 0
     history = story.settle()
-    assert history.seen()["repeated"] == 0
+    assert history.seen()["redelivered"] == 0
     assert unfinished_of(history) == []
 
 

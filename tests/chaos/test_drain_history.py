@@ -14,7 +14,7 @@ from pipeline.store.base import Claim as StoreClaim
 from pipeline.store.connection import connect
 from pipeline.store.keys import Keys
 from pipeline.store.redis_store import RedisStore
-from tests.chaos.drain_history import KILLED, STOPPED, Ending, Excuse, History, Shown, check
+from tests.chaos.drain_history import KILLED, STOPPED, Ending, History, Interruption, Shown, check
 from tests.chaos.drain_log import Claim, Row, asking, read_log
 from tests.chaos.proxy import Exchange, Proxy, lose_reply, refuse, reply_with
 from tests.servers import RealServer
@@ -36,7 +36,7 @@ def good() -> History:
     history = History()
     history.sent = {one: {"message": f"text {one}", "due_ms": DUE_MS} for one in "ab"}
     history.shown = [shown(DEAD, "a", 1), shown(ALIVE, "a", 2), shown(ALIVE, "b", 2)]
-    history.excuses = [Excuse(KILLED, DUE_MS + 50, loop=DEAD)]
+    history.interruptions = [Interruption(KILLED, DUE_MS + 50, loop=DEAD)]
     rows = [[Row(one, DUE_MS, attempt) for one in "ab"] for attempt in (1, 2)]
     history.log.claims = {
         FIRST: Claim(DEAD, FIRST[0], DUE_MS, FIRST[1], rows[0]),
@@ -48,7 +48,7 @@ def good() -> History:
     outage = ["drain: waiting for Redis: it is away", "drain: Redis answers again"]
     history.endings = {
         DEAD: Ending(-9, []),
-        ALIVE: Ending(0, [*outage, "drain: delivered 2 messages, lateness p50 1 ms; 0 stale, 2 reclaimed"]),
+        ALIVE: Ending(0, [*outage, "drain: delivered 2 messages, lateness p50 1 ms; 0 late acks, 2 reclaimed"]),
     }
     return history
 
@@ -90,18 +90,18 @@ def a_message_is_another(history: History) -> None:
 
 @breaks("repeats", "claims")
 def nothing_excuses_a_duplicate(history: History) -> None:
-    history.excuses = [Excuse(STOPPED, DUE_MS, loop=ALIVE)]
-    history.endings[DEAD] = Ending(0, ["drain: delivered 0 messages; 1 stale, 0 reclaimed"])
+    history.interruptions = [Interruption(STOPPED, DUE_MS, loop=ALIVE)]
+    history.endings[DEAD] = Ending(0, ["drain: delivered 0 messages; 1 late acks, 0 reclaimed"])
 
 
 @breaks("repeats", "claims")
 def the_fault_came_too_late(history: History) -> None:
-    history.excuses = [Excuse(KILLED, FIRST[1] + 1, loop=DEAD)]
+    history.interruptions = [Interruption(KILLED, FIRST[1] + 1, loop=DEAD)]
 
 
 @breaks("repeats", "claims")
 def the_fault_was_over_before(history: History) -> None:
-    history.excuses = [Excuse(KILLED, DUE_MS - 9, DUE_MS - 1, loop=DEAD)]
+    history.interruptions = [Interruption(KILLED, DUE_MS - 9, DUE_MS - 1, loop=DEAD)]
 
 
 @breaks("repeats")
@@ -154,7 +154,7 @@ def the_server_counts_a_message_too_little(history: History) -> None:
 
 @breaks("accounting")
 def the_server_counts_a_late_acknowledgement_that_never_was(history: History) -> None:
-    history.counters["stale_acks"] = 1
+    history.counters["late_acks"] = 1
 
 
 @breaks("accounting")
@@ -184,7 +184,7 @@ def a_loop_says_nothing_of_an_outage(history: History) -> None:
 
 @breaks("endings")
 def a_loop_ends_by_itself(history: History) -> None:
-    end(history, 1, "delivered 2 messages; 0 stale, 2 reclaimed")
+    end(history, 1, "delivered 2 messages; 0 late acks, 2 reclaimed")
 
 
 @breaks("endings")
@@ -194,12 +194,12 @@ def a_loop_has_no_last_line(history: History) -> None:
 
 @breaks("endings")
 def a_loop_counts_too_much(history: History) -> None:
-    end(history, 0, "delivered 3 messages; 0 stale, 2 reclaimed")
+    end(history, 0, "delivered 3 messages; 0 late acks, 2 reclaimed")
 
 
 @breaks("endings")
 def a_loop_takes_what_it_acknowledged_for_late(history: History) -> None:
-    end(history, 0, "delivered 1 message; 1 stale, 2 reclaimed")
+    end(history, 0, "delivered 1 message; 1 late acks, 2 reclaimed")
 
 
 def show(history: History, number: int, **changes: object) -> None:
@@ -221,7 +221,7 @@ def claim_once_more(history: History, begun_ms: int, attempt: int) -> None:
     rows = [Row("a", DUE_MS, attempt)]
     history.log.claims["more", 0] = Claim(ALIVE, "more", begun_ms, begun_ms + 60_000, rows, acknowledged=1)
     history.shown.append(shown(ALIVE, "a", attempt))
-    end(history, 0, "delivered 3 messages; 0 stale, 2 reclaimed")
+    end(history, 0, "delivered 3 messages; 0 late acks, 2 reclaimed")
 
 
 def test_a_history_that_is_right_is_called_right() -> None:

@@ -11,7 +11,7 @@ from tests.chaos.rig import Rig
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 
 
-@pytest.mark.parametrize("shards", [1, 3])
+@pytest.mark.parametrize("shards", [pytest.param(1, marks=pytest.mark.slow), 3])
 @pytest.mark.parametrize("check", CHECKS, ids=[check.__name__ for check in CHECKS])
 def test_every_request_is_delivered_once(check: Check, shards: int, open_rig: Callable[[int], Rig]) -> None:
     check(open_rig(shards))

@@ -14,7 +14,7 @@ import pytest
 
 from pipeline.core.errors import StoreProtocolError
 from pipeline.ingest import writer
-from pipeline.ingest.transactions import PieceQueue, Step
+from pipeline.ingest.transactions import PartQueue, Step
 from pipeline.ingest.writer import BatchWriter, ShardWriter
 from pipeline.store import redis_store, scripts
 from pipeline.store.redis_store import RedisStore
@@ -22,24 +22,27 @@ from tests.chaos import faults
 from tests.chaos.faults import Check
 from tests.chaos.rig import Rig
 
-pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+pytestmark = [
+    pytest.mark.planted,
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
 
 READ_SCRIPT = scripts.read_script
 
 SCRIPT = "schedule"
 SCHEDULE = (redis_store, "schedule")
 CONNECTION = (RedisStore, "_connection")
-FENCE_AT = (PieceQueue, "fence_at")
-RESUME = (PieceQueue, "resume")
+MARKER_AT = (PartQueue, "marker_at")
+RESUME = (PartQueue, "resume")
 FINISH = (ShardWriter, "finish")
 STORE = (ShardWriter, "_store_waiting")
 
-WATCHED = 'frame_command("WATCH", *fence_keys)'
-COMPARED = "if fences != [move.before for move in transaction.moves]:"
-MOVES = "sum(zip(fence_keys, [move.after for move in transaction.moves]), ())"
-MOVE_FENCES = f"connection.send_command('MSET', *{MOVES}); connection.read_response(); "
-RESULT = "stored, known = replies[-1]"
-FENCE_MOVED = "redis.call('SET', KEYS[FIRST_FENCE + move], ARGV[FIRST_MOVE + 2 * move + 1])"
+WATCHED = 'frame_command("WATCH", *marker_keys)'
+COMPARED = "if markers != [move.before for move in transaction.moves]:"
+MOVES = "sum(zip(marker_keys, [move.after for move in transaction.moves]), ())"
+MOVE_MARKERS = f"connection.send_command('MSET', *{MOVES}); connection.read_response(); "
+RESULT = "stored, duplicates = replies[-1]"
+MARKER_MOVED = "redis.call('SET', KEYS[FIRST_MARKER + move], ARGV[FIRST_MOVE + 2 * move + 1])"
 NOTHING = "redis.call('DBSIZE')"
 FOUND = "bisect_right(self.line_nos, int(line, 16), first, last)"
 LAST_STORED = "{self.due_ms[place - 1]} {self.line_nos[place - 1]:08x}"
@@ -64,28 +67,28 @@ class Mutant:
 
 MUTANTS = (
     Mutant(
-        "no fence is watched",
+        "no marker is watched",
         (faults.overtaken_before_storing, faults.overtaken_in_part),
         {SCHEDULE: ((WATCHED, 'frame_command("PING")'),)},
     ),
     Mutant(
-        "one fence of many is watched",
+        "one marker of many is watched",
         (faults.overtaken_at_one_file_of_many,),
-        {SCHEDULE: ((WATCHED, 'frame_command("WATCH", fence_keys[0])'),)},
+        {SCHEDULE: ((WATCHED, 'frame_command("WATCH", marker_keys[0])'),)},
     ),
     Mutant(
-        "fences are read before they are watched",
+        "markers are read before they are watched",
         (faults.overtaken_before_watching,),
         {
             SCHEDULE: (
-                (f'{WATCHED}, frame_command("MGET", *fence_keys)', f'frame_command("MGET", *fence_keys), {WATCHED}'),
-                ("    connection.read_response()\n    fences", "    fences"),
+                (f'{WATCHED}, frame_command("MGET", *marker_keys)', f'frame_command("MGET", *marker_keys), {WATCHED}'),
+                ("    connection.read_response()\n    markers", "    markers"),
                 (COMPARED, f"connection.read_response()\n    {COMPARED}"),
             )
         },
     ),
     Mutant(
-        "fences are not compared",
+        "markers are not compared",
         (
             faults.replayed_when_delivered,
             faults.replayed_when_ids_are_forgotten,
@@ -96,63 +99,63 @@ MUTANTS = (
         {SCHEDULE: ((COMPARED, "if False:"),)},
     ),
     Mutant(
-        "one fence of many is compared",
+        "one marker of many is compared",
         (faults.one_file_of_many_is_known,),
-        {SCHEDULE: ((COMPARED, "if fences[0] != transaction.moves[0].before:"),)},
+        {SCHEDULE: ((COMPARED, "if markers[0] != transaction.moves[0].before:"),)},
     ),
-    Mutant("the fence never moves", (faults.nothing_happens,), {SCRIPT: ((FENCE_MOVED, NOTHING),)}),
+    Mutant("the marker never moves", (faults.nothing_happens,), {SCRIPT: ((MARKER_MOVED, NOTHING),)}),
     Mutant(
-        "the fence moves in a step before",
+        "the marker moves in a step before",
         (faults.commands_lost, faults.each_refused_once, faults.crashed_and_cut_elsewhere),
         {
-            SCRIPT: ((FENCE_MOVED, NOTHING),),
-            SCHEDULE: ((WATCHED, 'frame_command("PING")'), ("commands = [", f"{MOVE_FENCES}commands = [")),
+            SCRIPT: ((MARKER_MOVED, NOTHING),),
+            SCHEDULE: ((WATCHED, 'frame_command("PING")'), ("commands = [", f"{MOVE_MARKERS}commands = [")),
         },
     ),
     Mutant(
-        "the fence moves in a step behind",
+        "the marker moves in a step behind",
         (faults.replies_lost, faults.server_killed_after_storing),
-        {SCRIPT: ((FENCE_MOVED, NOTHING),), SCHEDULE: ((RESULT, f"{MOVE_FENCES}{RESULT}"),)},
+        {SCRIPT: ((MARKER_MOVED, NOTHING),), SCHEDULE: ((RESULT, f"{MOVE_MARKERS}{RESULT}"),)},
     ),
     Mutant(
-        "the fence is one message too far",
+        "the marker is one message too far",
         (faults.crashed_at_every_transaction, faults.replies_lost),
-        {FENCE_AT: ((LAST_STORED, "{self.due_ms[place]} {self.line_nos[place]:08x}"),)},
+        {MARKER_AT: ((LAST_STORED, "{self.due_ms[place]} {self.line_nos[place]:08x}"),)},
     ),
     Mutant(
-        "the fence is one message short",
+        "the marker is one message short",
         (faults.crashed_at_every_transaction, faults.replies_lost),
-        {FENCE_AT: ((LAST_STORED, LAST_STORED.replace("place - 1", "max(place - 2, 0)")),)},
+        {MARKER_AT: ((LAST_STORED, LAST_STORED.replace("place - 1", "max(place - 2, 0)")),)},
     ),
     Mutant(
-        "the message at the fence is stored again",
+        "the message at the marker is stored again",
         (faults.crashed_at_every_transaction, faults.replies_lost),
         {RESUME: ((FOUND, f"{FOUND} - 1"),)},
     ),
     Mutant(
-        "what is due with the message at the fence counts as stored",
+        "what is due with the message at the marker counts as stored",
         (faults.crashed_twice_and_cut_elsewhere,),
         {RESUME: ((FOUND, "last"),)},
     ),
     Mutant(
         "messages that are due together have another order",
         (faults.crashed_twice_and_cut_elsewhere,),
-        {(PieceQueue, "__init__"): (("lexsort((piece.line_nos,", "lexsort((-piece.line_nos,"),)},
+        {(PartQueue, "__init__"): (("lexsort((part.line_nos,", "lexsort((-part.line_nos,"),)},
     ),
     Mutant(
-        "pieces of a file share a fence",
+        "parts of a file share a marker",
         (faults.nothing_happens,),
         {(writer, "parse_file"): (('f"{file.token}.{first_line}", end', "file.token, end"),)},
     ),
     Mutant(
-        "callers' ids are not remembered",
+        "idempotency keys are not remembered",
         (faults.nothing_happens,),
-        {SCRIPT: (("redis.call('ZADD', ids, 'NX', '+inf', caller_id) == 1", "true"),)},
+        {SCRIPT: (("redis.call('ZADD', ids, 'NX', '+inf', idempotency_key) == 1", "true"),)},
     ),
     Mutant(
-        "a caller's id is remembered by the shard of its file",
+        "an idempotency key is remembered by the shard of its file",
         (faults.nothing_happens,),
-        {(writer, "parts_by_shard"): (("= shard_of(caller_id, shards)", "= own"),)},
+        {(writer, "split_by_shard"): (("= shard_of(idempotency_key, shards)", "= own"),)},
         shards=3,
     ),
     Mutant(
@@ -175,7 +178,7 @@ MUTANTS = (
         },
     ),
     Mutant(
-        "the fence moves past what could not be stored",
+        "the marker moves past what could not be stored",
         (faults.a_key_in_the_way,),
         {
             SCRIPT: (
@@ -187,7 +190,7 @@ MUTANTS = (
     Mutant(
         "an error counts as stored",
         (faults.commands_lost, faults.server_full),
-        {STORE: (("done = _patiently(partial(self._store.schedule, source_id, step.transaction))", TAKEN_FOR_STORED),)},
+        {STORE: (("done = _retrying(partial(self._store.schedule, source_id, step.transaction))", TAKEN_FOR_STORED),)},
     ),
     Mutant(
         "a connection is used again after an error",
@@ -197,7 +200,7 @@ MUTANTS = (
     Mutant(
         "what is known after a lost reply counts twice",
         (faults.replies_lost,),
-        {STORE: (("queue.resume(fence) - before", "queue.resume(fence)"),)},
+        {STORE: (("queue.resume(marker) - before", "queue.resume(marker)"),)},
     ),
     Mutant(
         "rejects are counted with every transaction",
@@ -205,9 +208,9 @@ MUTANTS = (
         {(Step, "transaction"): ((" if end == len(queue)),", "),"),)},
     ),
     Mutant(
-        "the fences are not read again at the end",
+        "the markers are not read again at the end",
         (faults.server_lost_its_last_writes,),
-        {FINISH: (("sum(fence != ALL_STORED for fence in fences)", "0"),)},
+        {FINISH: (("sum(marker != ALL_STORED for marker in markers)", "0"),)},
     ),
     Mutant(
         "a batch that the server lost is not stored again",

@@ -15,7 +15,7 @@ from tests.planting import replace_once
 WAIT_SEC = 10.0  # what a fault keeps from happening need not be waited for any longer
 TICK, LOOP = "pipeline/drain/tick.py", "pipeline/drain/loop.py"
 DELIVER = "delivered = sink.deliver(deliveries,"
-WRITE = 'written = self._write(b"".join(lines), patient)'
+WRITE = 'written = self._write(b"".join(lines), may_wait)'
 BUFFERED = 'late, self._late = getattr(self, "_late", b""), b"".join(lines)'
 SUBSCRIBED = "self._pubsub.subscribe(*self._channels)"
 
@@ -31,7 +31,7 @@ PLANTED: dict[str, tuple[str, str, str, Callable[[DrainStory], None], str]] = {
     "what is shown stays in a buffer": (
         "pipeline/sinks/screen.py",
         WRITE,
-        f"{BUFFERED}; self._write(late, patient); written = len(self._late)",
+        f"{BUFFERED}; self._write(late, may_wait); written = len(self._late)",
         crashes.test_killed_at_every_point_nothing_is_lost_and_only_what_was_shown_comes_again,
         "everything is shown: never",
     ),
@@ -44,41 +44,41 @@ PLANTED: dict[str, tuple[str, str, str, Callable[[DrainStory], None], str]] = {
     ),
     "messages are shown after the lease": (
         TICK,
-        "return clock.monotonic_ms() < deadline_ms",
+        "return self._clock.monotonic_ms() < self._deadline_ms",
         "return True",
         crashes.test_stopped_in_the_middle_it_shows_no_more_and_its_late_acknowledgement_is_refused,
-        "what it had begun when it was stopped, and no more",
+        "what it had started when it was stopped, and no more",
     ),
     "nobody takes back what a dead loop held": (
         LOOP,
-        "if tick.first_lease_ms is not None and tick.first_lease_ms <= tick.now_ms:",
-        "if False:",
+        "        if tick.is_lease_over:",
+        "        if False:",
         crashes.test_killed_when_it_gives_back_the_rest_is_shown_once,
         "everything is shown: never",
     ),
     "a claim is asked for again under another name": (
         TICK,
-        "return store.claim(name)",
-        'return store.claim(f"{name}{asked_ms}")',
+        "return self.store.claim(self.name)",
+        'return self.store.claim(f"{self.name}{self.asked_ms}")',
         partial(connections.test_a_call_that_is_lost_costs_nothing, script="claim", fault=when_claimed),
         "everything is shown: never",
     ),
     "an acknowledgement that was unheard counts as late": (
         TICK,
-        "return held or (tries > 1 and within_lease())",
+        "return held or (call.tries > 1 and lease.is_running())",
         "return held",
         partial(connections.test_a_call_that_is_lost_costs_nothing, script="ack", fault=after),
         r"endings: \d+ says \d+ messages delivered and acknowledged 40",
     ),
-    "a loop waits for the doorbell's confirmation": (
-        "pipeline/store/doorbell.py",
+    "a loop waits for the wake_listener's confirmation": (
+        "pipeline/store/wakeup.py",
         SUBSCRIBED,
         f"{SUBSCRIBED}; self._pubsub.get_message(timeout=None)",
-        connections.test_a_doorbell_that_is_never_confirmed_holds_nothing_up,
+        connections.test_a_wake_listener_that_is_never_confirmed_holds_nothing_up,
         "everything is shown: never",
     ),
     "a loop says at every try that it waits": (
-        "pipeline/store/patience.py",
+        "pipeline/store/retry.py",
         "if failures == 1 or",
         "if True or",
         partial(connections.test_every_mood_of_the_server_is_waited_for, script="ack"),
@@ -94,7 +94,7 @@ PLANTED: dict[str, tuple[str, str, str, Callable[[DrainStory], None], str]] = {
 }
 
 
-@pytest.mark.slow
+@pytest.mark.planted
 @pytest.mark.parametrize("name", PLANTED)
 def test_a_planted_fault_is_noticed(name: str, story: DrainStory, monkeypatch: pytest.MonkeyPatch) -> None:
     path, old, new, test, said = PLANTED[name]

@@ -9,10 +9,10 @@ import redis
 from pipeline.config import RedisSettings
 from pipeline.core.errors import StoreUnavailable
 from pipeline.store.connection import connect
-from pipeline.store.doorbell import Doorbell
 from pipeline.store.keys import Keys
 from pipeline.store.redis_store import RedisStore
 from pipeline.store.scripts import Scripts
+from pipeline.store.wakeup import WakeListener
 from tests.chaos.proxy import (
     Exchange,
     Proxy,
@@ -147,7 +147,7 @@ def test_a_script_is_known_by_its_name(proxy: Proxy) -> None:
     Scripts().load(client_of(proxy))
     store = RedisStore(client_of(proxy), Keys("test-running"))
     assert store.schedule("s", transaction((1, START_MS), after="1")) is not None
-    assert store.schedule("s", transaction((1, START_MS))) is None, "the fence is elsewhere, nothing is sent"
+    assert store.schedule("s", transaction((1, START_MS))) is None, "the marker is elsewhere, nothing is sent"
     assert store.claim("a").claim is not None  # two calls: the first tells which bucket is the oldest
     with pytest.raises(StoreUnavailable):
         store.claim("b")
@@ -199,14 +199,14 @@ def test_a_transaction_behind_a_watch_that_was_broken_is_answered_with_nil(proxy
 
 def test_a_subscription_passes_through(proxy: Proxy, server: RealServer) -> None:
     keys = Keys("test-bell")
-    doorbell = Doorbell(client_of(proxy), [keys])
-    doorbell.wait(60_000)  # until it is confirmed
+    wake_listener = WakeListener(client_of(proxy), [keys])
+    wake_listener.wait(60_000)  # until it is confirmed
     server.client().publish(keys.wake(), "1")
-    rung = threading.Thread(target=doorbell.wait, args=(60_000,))
+    rung = threading.Thread(target=wake_listener.wait, args=(60_000,))
     rung.start()
     rung.join(30)
     assert not rung.is_alive()
-    doorbell.close()
+    wake_listener.close()
 
 
 def test_a_server_that_is_gone_is_gone_behind_the_proxy_too_until_it_is_back(proxy: Proxy, server: RealServer) -> None:

@@ -13,7 +13,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from pipeline.core.clock import SystemClock
 from pipeline.ingest.query import start_query
-from pipeline.ingest.sources import read_landing, read_landing_once
+from pipeline.ingest.readers import read_landing, read_landing_once
 from pipeline.ingest.writer import BatchWriter
 from pipeline.landing.names import TokenMaker, landing_name
 from tests.chaos.proxy import WAIT_SEC, Exchange, Fault, after, before

@@ -36,7 +36,7 @@ class Transfer:
         """Store messages of several topics in several buckets; returns their texts."""
         texts = {line: f"message {line}" for line in range(1, MESSAGES + 1)}
 
-        def member_of(line: int, caller_id: str) -> bytes:
+        def member_of(line: int, idempotency_key: str) -> bytes:
             topic = TOPICS[line % len(TOPICS)]
             return f'{"P" * 14}{line:08x}j{{"message":"{texts[line]}","topic":"{topic}"}}'.encode()
 

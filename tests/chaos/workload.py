@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from random import Random
+from threading import Event
 from typing import Any
 
 COLUMNS = ("message", "delay_sec", "due", "id", "topic")
@@ -34,16 +35,23 @@ class Workload:
         self._ids: list[dict[str, Any]] = []
 
     def drop(self, inbox: Path, lines: int) -> None:
-        """Put a JSON, a CSV and a gzipped file into the inbox, each of so many lines, last written some seconds ago."""
+        """Put a JSON, a CSV and a gzipped file into the inbox, each of so many lines. No job may read the inbox meanwhile.
+
+        Their arrival is known beforehand: the time of change that is given to their content, which is later than the change
+        of the inode, and is past when this returns.
+        """
+        arrival_ms = time.time_ns() // 1_000_000 + 1_000
         for make, suffix in ((self._json, ".jsonl"), (self._csv, ".csv"), (self._json, ".jsonl.gz")):
             self._files += 1
             name = f"{self._files}{suffix}"
-            arrival_ms = time.time_ns() // 1_000_000 - 5_000
             content = make(name, lines, arrival_ms)
             work = inbox / f"{name}.tmp"
             work.write_bytes(gzip.compress(content) if suffix.endswith(".gz") else content)
             os.utime(work, ns=(arrival_ms * 1_000_000,) * 2)
             work.rename(inbox / name)
+            assert (inbox / name).stat().st_ctime_ns < arrival_ms * 1_000_000, "this machine is too slow"
+        while time.time_ns() <= arrival_ms * 1_000_000:
+            Event().wait(0.01)
 
     def _json(self, name: str, lines: int, arrival_ms: int) -> bytes:
         rows: list[str] = []
@@ -98,9 +106,9 @@ class Workload:
         self.expected[delivery(request, request.get("id", ""), due_ms)] += 1
 
 
-def delivery(fields: Mapping[str, Any], caller_id: str, due_ms: int) -> Delivery:
+def delivery(fields: Mapping[str, Any], idempotency_key: str, due_ms: int) -> Delivery:
     headers = json.dumps(fields.get("headers") or {}, sort_keys=True)
-    return fields["message"], fields.get("topic", "default"), headers, caller_id, due_ms
+    return fields["message"], fields.get("topic", "default"), headers, idempotency_key, due_ms
 
 
 def deliveries(records: Iterable[Mapping[str, Any]]) -> Counter[Delivery]:

@@ -10,39 +10,25 @@ import pytest
 from pipeline.config import DrainSettings, RedisSettings, TopicSettings
 from pipeline.consume.consumer import Consumer
 from pipeline.core.buckets import bucket_start_ms
-from pipeline.core.messages import encode_member
+from pipeline.core.messages import Message
 from pipeline.store.connection import connect
 from pipeline.store.groups import BEGINNING, GroupStore
 from pipeline.store.keys import Keys
 from pipeline.store.redis_store import RedisStore
-from pipeline.store.routes import TopicRules
-from tests.servers import RealServer, real_server
+from tests.clock import ManualClock
+from tests.servers import RealServer
+from tests.store.builders import set_topic
 
 TOPIC, GROUP = "mail", "billing"
 SETTINGS = TopicSettings(sink="stream", lease_sec=100, attempts_max=3, backoff_ms=1, backoff_ms_max=2)
 
 
-class ManualClock:
-    """Stands still until a test, or a wait, moves it on. The server has its own clock."""
-
-    def __init__(self) -> None:
-        self.now_ms = 0.0
-
-    def wall_ms(self) -> int:
-        return round(self.now_ms)
-
-    def monotonic_ms(self) -> float:
-        return self.now_ms
-
-    def advance_ms(self, ms: float) -> None:
-        self.now_ms += ms
-
-
 @dataclass
 class Stage:
-    """A namespace whose topics all go into streams."""
+    """A namespace whose topics all go into streams; ``user`` is what the code under test has, ``client`` may do everything."""
 
     client: Any
+    user: Any
     keys: Keys
     settings: TopicSettings = SETTINGS
     clock: ManualClock = field(default_factory=ManualClock)
@@ -53,15 +39,15 @@ class Stage:
         """Schedule messages that are due, and let them move into their stream."""
         for text in texts:
             self._sent += 1
-            member = encode_member(f"Psent000000000{self._sent:08x}", text, TOPIC, **fields)
+            member = Message(due_ms, text, TOPIC, **fields).to_member(f"Psent000000000{self._sent:08x}")
             self.client.zadd(self.keys.bucket(bucket_start_ms(due_ms)), {member: due_ms})
             self.client.zadd(self.keys.buckets(), {str(bucket_start_ms(due_ms)): bucket_start_ms(due_ms)})
         self.move()
 
     def move(self) -> int:
         """Do what a drain loop does; returns how many messages moved."""
-        rules = TopicRules(lambda topic: self.settings, all_to_screen=False)
-        store = RedisStore(self.client, self.keys, DrainSettings(), rules=rules)
+        set_topic(self.client, self.keys, "*", self.settings)
+        store = RedisStore(self.user, self.keys, DrainSettings())
         moved = 0
         while found := store.claim(uuid.uuid4().hex).moved:
             moved += sum(map(len, found.values()))
@@ -79,14 +65,13 @@ class Stage:
     def open(self, name: str = "", group: str = GROUP, start: str = BEGINNING, **options: Any) -> Consumer:
         """Open a consumer that waits for nothing."""
         self._names += 1
-        ordered = options.get("ordered", False)
-        store = GroupStore(self.client, [self.keys], TOPIC, group, name or f"instance-{self._names}", ordered)
-        store.register(start)
+        store = GroupStore(self.user, [self.keys], TOPIC, group, name or f"instance-{self._names}")
+        store.register(start, options.pop("ordered", None))
         settings = replace(self.settings, **options.pop("settings", {}))
         return Consumer(store, settings, self.clock, self.clock.advance_ms, lambda: 0.5, block_ms=1, **options)
 
     def pending(self, group: str = GROUP) -> int:
-        streams = (self.keys.stream(TOPIC), self.keys.again(TOPIC, group))
+        streams = (self.keys.stream(TOPIC), self.keys.retry(TOPIC, group))
         return sum(int(self.client.xpending(stream, group)["pending"]) for stream in streams)
 
     def dead(self) -> list[dict[str, str]]:
@@ -97,7 +82,7 @@ class Stage:
 
     def silence_ms(self, ms: float) -> None:
         """Let it seem, on the server and here, as if nothing was heard of any consumer for so long."""
-        for stream in (self.keys.stream(TOPIC), self.keys.again(TOPIC, GROUP)):
+        for stream in (self.keys.stream(TOPIC), self.keys.retry(TOPIC, GROUP)):
             for row in self.client.xpending_range(stream, GROUP, "-", "+", 1_000):
                 self.client.xclaim(
                     *(stream, GROUP, row["consumer"], 0, [row["message_id"]]),
@@ -108,17 +93,10 @@ class Stage:
         self.clock.advance_ms(ms)
 
 
-@pytest.fixture(scope="session")
-def server() -> Iterator[RealServer]:
-    with real_server("--appendonly", "no") as running:
-        yield running
-
-
 @pytest.fixture
 def stage(server: RealServer) -> Iterator[Stage]:
     keys = Keys(f"test-{uuid.uuid4().hex}")
-    client = connect(RedisSettings(url=server.url))
-    yield Stage(client, keys)
-    for key in client.scan_iter(f"{{{keys.namespace}:0}}:*"):
-        client.unlink(key)
+    client, user = server.client(), connect(RedisSettings(url=server.url))
+    yield Stage(client, user, keys)
+    user.close()
     client.close()

@@ -3,8 +3,8 @@
 import pytest
 import redis
 
-from pipeline.consume.consumer import Consumer, Outcome
-from pipeline.consume.intake import PAGE
+from pipeline.consume.consumer import PAGE, Consumer
+from pipeline.consume.retries import Outcome
 from pipeline.core.errors import ConfigError, StoreUnavailable
 from pipeline.store.entries import Entry
 from pipeline.store.groups import NEW, GroupStore
@@ -15,7 +15,7 @@ LEASE_MS = 100_000
 
 
 def texts(entries: list[Entry]) -> list[str]:
-    return [entry.message for entry in entries]
+    return [entry.body for entry in entries]
 
 
 def take_all(consumer: Consumer) -> list[Entry]:
@@ -27,9 +27,9 @@ def take_all(consumer: Consumer) -> list[Entry]:
 
 def test_a_message_comes_with_all_that_was_said_about_it(stage: Stage) -> None:
     consumer = stage.open()
-    stage.send("hello", due_ms=1_234, caller_id="order-1", headers={"a": "b/ä\n", "c": ""})
+    stage.send("hello", due_ms=1_234, id="order-1", headers={"a": "b/ä\n", "c": ""})
     [entry] = consumer.take()
-    assert (entry.message, entry.id, entry.topic, entry.due_ms) == ("hello", "order-1", TOPIC, 1_234)
+    assert (entry.body, entry.id, entry.topic, entry.due_ms) == ("hello", "order-1", TOPIC, 1_234)
     assert (entry.attempt, entry.headers) == (1, {"a": "b/ä\n", "c": ""})
 
 
@@ -70,8 +70,8 @@ def test_an_entry_that_another_program_wrote_is_handed_out_retried_and_buried_as
     consumer = stage.open(settings={"attempts_max": 2})
     stage.client.xadd(stage.keys.stream(TOPIC), {"message": "m", **fields})  # type: ignore[arg-type]
     [entry] = consumer.take()
-    assert (entry.message, entry.attempt) == ("m", 1)
-    assert consumer.nack(entry) is Outcome.AGAIN
+    assert (entry.body, entry.attempt) == ("m", 1)
+    assert consumer.nack(entry) is Outcome.RETRY
     stage.move_when_due()
     [entry] = consumer.take()
     assert consumer.nack(entry, "\udcff") is Outcome.DEAD
@@ -93,8 +93,8 @@ def test_instances_share_and_an_acknowledged_message_never_comes_again(stage: St
 def test_messages_come_in_order_of_due_time_and_then_of_arrival(stage: Stage) -> None:
     consumer = stage.open()
     stage.send("third", due_ms=3_000)
-    stage.send("again", due_ms=3_000)
-    assert texts(consumer.take()) == ["third", "again"]
+    stage.send("retry", due_ms=3_000)
+    assert texts(consumer.take()) == ["third", "retry"]
 
 
 def test_what_a_silent_instance_has_is_taken_over_after_its_lease_and_not_before(stage: Stage) -> None:
@@ -109,7 +109,7 @@ def test_what_a_silent_instance_has_is_taken_over_after_its_lease_and_not_before
     assert texts(taken) == ["a", "b"]
     assert [entry.attempt for entry in taken] == [2, 2]
     assert not silent.ack(*had), "its word counts no more"
-    assert silent.stale == 2
+    assert silent.late_acks == 2
     assert stage.pending() == 2
     assert living.ack(*taken)
     assert stage.pending() == 0
@@ -130,9 +130,9 @@ def test_a_late_word_cannot_touch_what_the_same_instance_got_again(stage: Stage)
     [first] = consumer.take()
     reborn = stage.open("c")
     [second] = reborn.take()
-    assert (second.message, second.attempt) == ("a", 2)
+    assert (second.body, second.attempt) == ("a", 2)
     assert not consumer.ack(first)
-    assert consumer.nack(first) is Outcome.STALE
+    assert consumer.nack(first) is Outcome.LEASE_LOST
     assert not consumer.extend(first)
     assert reborn.ack(second)
 
@@ -153,7 +153,7 @@ def test_iterating_keeps_what_waits_in_hand(stage: Stage) -> None:
     stage.send("a", "b", "c")
     seen = []
     for entry in busy:
-        seen.append(entry.message)
+        seen.append(entry.body)
         stage.silence_ms(LEASE_MS - 10_000)  # the handler takes its time
         stage.clock.advance_ms(2_000)
         assert other.take() == []
@@ -168,12 +168,12 @@ def test_iterating_does_not_give_out_what_was_taken_over_meanwhile(stage: Stage)
     slow, other = stage.open(), stage.open()
     stage.send("a", "b")
     messages = iter(slow)
-    assert next(messages).message == "a"
+    assert next(messages).body == "a"
     stage.silence_ms(LEASE_MS + 1)
     stage.clock.advance_ms(2_000)
     assert texts(other.take()) == ["a", "b"]
     stage.send("c")
-    assert next(messages).message == "c"
+    assert next(messages).body == "c"
 
 
 def test_a_message_that_was_given_out_and_forgotten_comes_again_after_its_lease(stage: Stage) -> None:
@@ -181,11 +181,11 @@ def test_a_message_that_was_given_out_and_forgotten_comes_again_after_its_lease(
     stage.send("a", "b")
     messages = iter(consumer)
     forgotten, other = next(messages), next(messages)
-    assert (forgotten.message, other.message) == ("a", "b")
+    assert (forgotten.body, other.body) == ("a", "b")
     assert consumer.ack(other)
     stage.silence_ms(LEASE_MS + 1)
     again = next(messages)
-    assert (again.message, again.attempt) == ("a", 2)
+    assert (again.body, again.attempt) == ("a", 2)
     assert not consumer.ack(forgotten)
     assert consumer.ack(again)
 
@@ -196,7 +196,7 @@ def test_what_was_given_out_is_not_kept_by_what_comes_after_it(stage: Stage) -> 
     messages = iter(consumer)
     next(messages)
     stage.silence_ms(LEASE_MS / 2)
-    assert next(messages).message == "b"
+    assert next(messages).body == "b"
     stage.silence_ms(LEASE_MS + 1)
     stage.clock.advance_ms(2_000)
     assert "a" in texts(other.take())
@@ -206,7 +206,7 @@ def test_closing_gives_back_at_once_what_was_not_handled(stage: Stage) -> None:
     leaving, staying = stage.open(), stage.open()
     stage.send("a", "b")
     for entry in leaving:
-        assert entry.message == "a"
+        assert entry.body == "a"
         break
     leaving.close()
     taken = take_all(staying)
@@ -235,12 +235,12 @@ def test_an_instance_that_was_killed_is_forgotten_when_it_has_nothing_any_more(s
 
 def test_a_message_that_fails_comes_again_to_its_group_alone_and_ends_as_a_dead_letter(stage: Stage) -> None:
     consumer, audit = stage.open(), stage.open(group="audit")
-    stage.send("bad", due_ms=1_234, caller_id="order-1", headers={"a": "b"})
+    stage.send("bad", due_ms=1_234, id="order-1", headers={"a": "b"})
     assert texts(audit.take()) == ["bad"]
     for attempt in (1, 2):
         [entry] = consumer.take()
         assert (entry.attempt, entry.id, entry.due_ms, entry.headers) == (attempt, "order-1", 1_234, {"a": "b"})
-        assert consumer.nack(entry, "no") is Outcome.AGAIN
+        assert consumer.nack(entry, "no") is Outcome.RETRY
         assert consumer.take() == []
         stage.move_when_due()
     [entry] = consumer.take()
@@ -277,11 +277,11 @@ def test_what_kills_its_consumer_every_time_is_tried_by_itself_and_then_dead_and
             stage.move()
             if not (entry := next_of(stage, victim, messages)):
                 break
-            if entry.message == "poison":
+            if entry.body == "poison":
                 deaths += 1
                 break  # killed: nothing is given back
             assert victim.ack(entry)
-            handled.append(entry.message)
+            handled.append(entry.body)
         stage.silence_ms(LEASE_MS + 1)
         stage.clock.advance_ms(2_000)
     assert sorted(handled) == ["good 1", "good 2", "good 3"]
@@ -293,7 +293,7 @@ def test_what_kills_its_consumer_every_time_is_tried_by_itself_and_then_dead_and
 def test_what_was_only_read_beside_a_poison_message_is_never_given_up_untried(stage: Stage) -> None:
     dying = stage.open(settings={"attempts_max": 1})
     stage.send("poison", "good")
-    assert next(iter(dying)).message == "poison"
+    assert next(iter(dying)).body == "poison"
     stage.silence_ms(LEASE_MS + 1)
     stage.clock.advance_ms(2_000)
     living = stage.open(settings={"attempts_max": 1})
@@ -307,7 +307,7 @@ def test_a_full_server_still_lets_a_consumer_say_that_it_failed(stage: Stage) ->
     [entry] = consumer.take()
     stage.client.config_set("maxmemory", 1)
     try:
-        assert consumer.nack(entry) is Outcome.AGAIN
+        assert consumer.nack(entry) is Outcome.RETRY
     finally:
         stage.client.config_set("maxmemory", 0)
     assert stage.pending() == 0
@@ -335,14 +335,14 @@ def next_of(stage: Stage, consumer: Consumer, messages: object) -> Entry | None:
 def test_what_was_handed_out_in_a_lost_reply_is_found_again(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     consumer = stage.open()
     stage.send("a", "b")
-    read = stage.client.xreadgroup
+    read = stage.user.xreadgroup
 
     def lose_reply(*arguments: object, **options: object) -> None:
         read(*arguments, **options)
-        monkeypatch.setattr(stage.client, "xreadgroup", read)
+        monkeypatch.setattr(stage.user, "xreadgroup", read)
         raise redis.exceptions.ConnectionError("cut")
 
-    monkeypatch.setattr(stage.client, "xreadgroup", lose_reply)
+    monkeypatch.setattr(stage.user, "xreadgroup", lose_reply)
     entries = consumer.take()
     assert texts(entries) == ["a", "b"]
     assert consumer.ack(*entries)
@@ -350,25 +350,25 @@ def test_what_was_handed_out_in_a_lost_reply_is_found_again(stage: Stage, monkey
 
 
 def test_what_was_found_before_a_call_failed_is_not_forgotten(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
-    stage.send("again", "a")
+    stage.send("retry", "a")
     dying = stage.open("c")
     failed, _ = dying.take()
     dying.nack(failed)
     stage.move_when_due()
     dying.take()
     reborn = stage.open("c")
-    gather = reborn.store.gather
+    reclaim = reborn.store.reclaim
     calls = 0
 
-    def gather_once(*arguments: object, **options: object) -> object:
+    def reclaim_once(*arguments: object, **options: object) -> object:
         nonlocal calls
         calls += 1
         if calls == 2:
             raise StoreUnavailable("cut")
-        return gather(*arguments, **options)  # type: ignore[arg-type]
+        return reclaim(*arguments, **options)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(GroupStore, "gather", lambda self, *arguments, **options: gather_once(*arguments, **options))
-    assert sorted(texts(take_all(reborn))) == ["a", "again"]
+    monkeypatch.setattr(GroupStore, "reclaim", lambda self, *arguments, **options: reclaim_once(*arguments, **options))
+    assert sorted(texts(take_all(reborn))) == ["a", "retry"]
     assert calls > 2
 
 
@@ -377,16 +377,16 @@ def test_what_was_taken_over_in_a_lost_reply_is_found_again(stage: Stage, monkey
     stage.send("a")
     silent.take()
     stage.silence_ms(LEASE_MS + 1)
-    gather = living.store.gather
+    reclaim = living.store.reclaim
 
     def lose_reply(stream: str, cursor: str, limit: int, min_idle_ms: int | None = None) -> object:
-        page = gather(stream, cursor, limit, min_idle_ms)
+        page = reclaim(stream, cursor, limit, min_idle_ms)
         if page.entries:
-            monkeypatch.setattr(living.store, "gather", gather)
+            monkeypatch.setattr(living.store, "reclaim", reclaim)
             raise StoreUnavailable("cut")
         return page
 
-    monkeypatch.setattr(living.store, "gather", lose_reply)
+    monkeypatch.setattr(living.store, "reclaim", lose_reply)
     assert texts(living.take()) == ["a"]
 
 
@@ -434,21 +434,21 @@ def test_an_acknowledgement_whose_reply_was_lost_counts(stage: Stage, monkeypatc
     consumer = stage.open()
     stage.send("a", "b")
     first, second = consumer.take()
-    execute = stage.client.execute_command
+    execute = stage.user.execute_command
 
     def lose_reply(*words: object) -> None:
         execute(*words)
-        monkeypatch.setattr(stage.client, "execute_command", execute)
+        monkeypatch.setattr(stage.user, "execute_command", execute)
         raise redis.exceptions.ConnectionError("cut")
 
-    monkeypatch.setattr(stage.client, "execute_command", lose_reply)
+    monkeypatch.setattr(stage.user, "execute_command", lose_reply)
     assert consumer.ack(first)
     assert stage.pending() == 1
-    stage.client.time()
+    stage.user.time()
     now_ms = consumer.store.now_ms()
     monkeypatch.setattr(consumer.store, "now_ms", lambda: now_ms)
-    monkeypatch.setattr(stage.client, "execute_command", lose_reply)
-    assert consumer.nack(second) is Outcome.AGAIN
+    monkeypatch.setattr(stage.user, "execute_command", lose_reply)
+    assert consumer.nack(second) is Outcome.RETRY
     assert stage.client.zcard(stage.keys.buckets()) == 1
     assert stage.pending() == 0
 
@@ -491,7 +491,7 @@ class TestOrdered:
         first = stage.open(ordered=True)
         stage.send("a")
         entries = first.take()
-        stage.client.set(stage.keys.active(TOPIC, GROUP), "another")
+        stage.client.set(stage.keys.active(TOPIC, GROUP), "another", ex=60)
         assert not first.ack(*entries)
         assert stage.pending() == 1
 
@@ -499,12 +499,12 @@ class TestOrdered:
         first = stage.open(ordered=True)
         stage.send("a")
         [entry] = first.take()
-        stage.client.set(stage.keys.active(TOPIC, GROUP), "another")
+        stage.client.set(stage.keys.active(TOPIC, GROUP), "another", ex=60)
         stage.send("b")
         store, stream = first.store, stage.keys.stream(TOPIC)
         assert store.read(10, 1) == []
-        assert store.gather(stream, "0-0", 10, 0).entries == store.gather(stream, "0-0", 10).entries == []
-        assert first.nack(entry) is Outcome.STALE
+        assert store.reclaim(stream, "0-0", 10, 0).entries == store.reclaim(stream, "0-0", 10).entries == []
+        assert first.nack(entry) is Outcome.LEASE_LOST
         assert (stage.pending(), stage.client.exists(stage.keys.buckets())) == (1, 0)
 
     def test_who_lost_the_turn_without_knowing_begins_with_what_the_other_left(self, stage: Stage) -> None:
@@ -527,24 +527,24 @@ class TestOrdered:
         assert texts(first.take()) == ["a"]
         stage.client.delete(stage.keys.active(TOPIC, GROUP))  # the first is killed
         stage.send("b")
-        gather = second.store.gather
+        reclaim = second.store.reclaim
 
         def cut(*arguments: object) -> None:
-            monkeypatch.setattr(second.store, "gather", gather)
+            monkeypatch.setattr(second.store, "reclaim", reclaim)
             raise StoreUnavailable("cut")
 
-        monkeypatch.setattr(second.store, "gather", cut)
+        monkeypatch.setattr(second.store, "reclaim", cut)
         assert texts(second.take()) == ["a"]
 
     def test_who_does_not_get_the_turn_of_one_shard_takes_that_of_no_other(self, stage: Stage) -> None:
         shards = [stage.keys, Keys(stage.keys.namespace, 1)]
-        first, second = (GroupStore(stage.client, shards, TOPIC, GROUP, name, ordered=True) for name in ("1", "2"))
-        stage.client.set(stage.keys.active(TOPIC, GROUP), "1")  # half of its way
-        assert not second.take_turn(LEASE_MS)
-        assert first.take_turn(LEASE_MS)
-        first.take_turn(0)
-        assert second.take_turn(LEASE_MS)
-        second.take_turn(0)
+        first, second = (GroupStore(stage.user, shards, TOPIC, GROUP, name) for name in ("1", "2"))
+        stage.client.set(stage.keys.active(TOPIC, GROUP), "1", ex=60)  # half of its way
+        assert not second.acquire_active(LEASE_MS)
+        assert first.acquire_active(LEASE_MS)
+        first.acquire_active(0)
+        assert second.acquire_active(LEASE_MS)
+        second.acquire_active(0)
 
     def test_who_leaves_gives_the_turn_to_the_next(self, stage: Stage) -> None:
         first, second = stage.open(ordered=True), stage.open(ordered=True)
@@ -560,16 +560,16 @@ class TestOrdered:
         stage.send("a")
         assert texts(first.take()) == ["a"]
         stage.client.delete(stage.keys.active(TOPIC, GROUP))  # its lease is over
-        gather, calls = GroupStore.gather, 0
+        reclaim, calls = GroupStore.reclaim, 0
 
         def fail_once(*arguments: object, **options: object) -> object:
             nonlocal calls
             calls += 1
             if calls == 1:
                 raise StoreUnavailable("cut")
-            return gather(*arguments, **options)  # type: ignore[arg-type]
+            return reclaim(*arguments, **options)  # type: ignore[arg-type]
 
-        monkeypatch.setattr(GroupStore, "gather", fail_once)
+        monkeypatch.setattr(GroupStore, "reclaim", fail_once)
         assert texts(take_all(second)) == ["a"]
 
     def test_a_group_of_another_program_with_any_name_is_no_trouble(self, stage: Stage) -> None:
@@ -582,7 +582,32 @@ class TestOrdered:
     def test_a_group_that_was_removed_is_told(self, stage: Stage) -> None:
         consumer = stage.open(ordered=True)
         stage.client.xgroup_destroy(stage.keys.stream(TOPIC), GROUP)
-        stage.client.xgroup_destroy(stage.keys.again(TOPIC, GROUP), GROUP)
+        stage.client.xgroup_destroy(stage.keys.retry(TOPIC, GROUP), GROUP)
         consumer.store.wait(1)
         with pytest.raises(ConfigError, match="is not there any more"):
             consumer.take()
+
+    def test_a_consumer_that_says_otherwise_is_refused(self, stage: Stage) -> None:
+        stage.open(ordered=True)
+        with pytest.raises(ConfigError, match=r"is ordered, not shared: .* drop-group mail billing"):
+            stage.open(ordered=False)
+        stage.open(group="audit")
+        with pytest.raises(ConfigError, match="is shared, not ordered"):
+            stage.open(group="audit", ordered=True)
+
+    def test_a_consumer_that_says_nothing_joins_the_group_as_it_is(self, stage: Stage) -> None:
+        active, other = stage.open(ordered=True), stage.open()
+        stage.send("a", "b")
+        assert texts(active.take(1)) == ["a"]
+        assert other.store.ordered and other.take() == []
+
+    def test_what_the_group_is_counts_and_not_what_a_consumer_believes(self, stage: Stage) -> None:
+        active, other = stage.open(ordered=True), stage.open()
+        stage.send("a")
+        [entry] = active.take()
+        other.store.ordered = False
+        assert other.store.reclaim(entry.stream, "0-0", 10, 0).entries == []
+        stage.client.set(stage.keys.active(TOPIC, GROUP), "another", ex=60)
+        active.store.ordered = False
+        assert not active.ack(entry)
+        assert active.nack(entry) is Outcome.LEASE_LOST

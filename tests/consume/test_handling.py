@@ -1,13 +1,15 @@
 """A handler that raises, and a target that is down."""
 
 from collections import Counter
+from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 
-from pipeline.consume.handling import DOWN_MS_MAX, FAILURES_MAX, TargetDown, handle_all
+from pipeline.consume.handling import DOWN_MS_MAX, FAILURES_MAX, TargetDown, run
 from pipeline.core.errors import StoreProtocolError
 from pipeline.store.entries import Entry
-from tests.consume.conftest import Stage
+from tests.consume.conftest import GROUP, TOPIC, Stage
 
 ROUNDS_MAX = 400
 
@@ -24,7 +26,7 @@ def handle(stage: Stage, handler: object, until: object) -> None:
         return bool(until())  # type: ignore[operator]
 
     consumer = stage.open(stopping=stopping)
-    handle_all(consumer, handler)  # type: ignore[arg-type]
+    run(consumer, handler)  # type: ignore[arg-type]
     consumer.close()
 
 
@@ -32,9 +34,9 @@ def test_what_a_handler_raises_ends_nothing_and_the_message_comes_again(stage: S
     handled: list[tuple[str, int]] = []
 
     def handler(entry: Entry) -> None:
-        if entry.message == "bad" and entry.attempt < 3:
+        if entry.body == "bad" and entry.attempt < 3:
             raise (ValueError, StoreProtocolError)[entry.attempt - 1]("not yet")
-        handled.append((entry.message, entry.attempt))
+        handled.append((entry.body, entry.attempt))
 
     stage.open().close()
     stage.send("a", "bad", "b")
@@ -52,7 +54,9 @@ def test_a_message_that_always_fails_is_dead_and_tells_why(stage: Stage, caplog:
     stage.send("bad")
     handle(stage, handler, stage.dead)
     [letter] = stage.dead()
-    assert (letter["detail"], letter["attempt"]) == ("ValueError: never", "3")
+    first_line, _, trace = letter["detail"].partition("\n")
+    assert (first_line, letter["attempt"]) == ("ValueError: never", "3")
+    assert 'in handler\n    raise ValueError("never")' in trace and "consume/handling.py" not in trace
     assert "is a dead letter after 3 attempts: ValueError: never" in caplog.text
 
 
@@ -61,10 +65,10 @@ def test_a_target_that_is_down_costs_no_message_its_attempts(stage: Stage, caplo
     tries: Counter[str] = Counter()
 
     def handler(entry: Entry) -> None:
-        tries[entry.message] += 1
+        tries[entry.body] += 1
         if sum(tries.values()) < 60:
             raise ConnectionError("refused")
-        handled.append(entry.message)
+        handled.append(entry.body)
 
     stage.open().close()
     sent = [f"message {number}" for number in range(12)]
@@ -105,12 +109,84 @@ def test_bad_messages_among_good_ones_are_no_reason_to_stop(stage: Stage, caplog
     handled: list[str] = []
 
     def handler(entry: Entry) -> None:
-        if entry.message.startswith("bad"):
-            raise ValueError(entry.message)
-        handled.append(entry.message)
+        if entry.body.startswith("bad"):
+            raise ValueError(entry.body)
+        handled.append(entry.body)
 
     stage.open().close()
     stage.send(*(f"{kind} {number}" for number in range(FAILURES_MAX) for kind in ("bad", "good")))
     handle(stage, handler, lambda: len(stage.dead()) == FAILURES_MAX)
     assert len(handled) == FAILURES_MAX
     assert "seems to be down" not in caplog.text
+
+
+def test_each_failure_is_logged_with_its_attempt_and_the_wait_before_the_next(
+    stage: Stage, caplog: pytest.LogCaptureFixture
+) -> None:
+    def handler(entry: Entry) -> None:
+        raise ValueError("never\nagain")
+
+    stage.open().close()
+    stage.send("bad", id="order-1")
+    caplog.set_level("DEBUG")
+    handle(stage, handler, stage.dead)
+    said = [record.getMessage() for record in caplog.records if "order-1" in record.getMessage()]
+    assert said == [
+        "message order-1 failed (attempt 1 of 3), next try in 1 ms: ValueError: never",
+        "message order-1 failed (attempt 2 of 3), next try in 2 ms: ValueError: never",
+        "message order-1 is a dead letter after 3 attempts: ValueError: never",
+    ]
+    assert sum(record.levelname == "DEBUG" and bool(record.exc_info) for record in caplog.records) == 3
+
+
+def test_what_a_dead_letter_keeps_of_a_failure_is_bounded(stage: Stage) -> None:
+    def handler(entry: Entry) -> None:
+        if len(stage.dead()) < 1:
+            nested(handler, 100)
+
+    def nested(call: object, depth: int) -> None:
+        if depth == 0:
+            raise ValueError("x" * 100_000)
+        nested(call, depth - 1)
+
+    stage.open().close()
+    stage.send("bad")
+    handle(stage, handler, stage.dead)
+    assert len(stage.dead()[0]["detail"]) < 5_000
+
+
+@pytest.mark.parametrize("ordered", [False, True])
+def test_a_pause_holds_up_no_other_consumer_and_an_ordered_group_does_not_change_hands(
+    stage: Stage, ordered: bool
+) -> None:
+    asked_ms: list[float] = []
+    handled: list[str] = []
+
+    def handler(entry: Entry) -> None:
+        if len(handled) < 12:
+            handled.append(entry.body)
+            raise TargetDown("closed on Sundays")
+
+    stage.settings = replace(stage.settings, lease_sec=30)
+    stage.open(ordered=ordered).close()
+    stage.send("a", "b")
+    consumer = stage.open(stopping=lambda: stage.move() < 0 or len(handled) == 12)
+    acquire = consumer.store.acquire_active
+
+    def acquire_active(lease_ms: int) -> bool:
+        asked_ms.append(stage.clock.now_ms)
+        return acquire(lease_ms)
+
+    def wait(ms: float) -> None:
+        rows = stage.client.xpending_range(stage.keys.stream(TOPIC), GROUP, "-", "+", 10)
+        assert all(row["time_since_delivered"] > 10**9 for row in rows), "it was not released first"
+        stage.clock.advance_ms(ms)
+
+    consumer.store.acquire_active = acquire_active  # type: ignore[method-assign]
+    consumer.wait = wait
+    run(consumer, handler)
+    assert stage.clock.now_ms > 120_000, "the pauses are longer than a lease"
+    gaps = [later - earlier for earlier, later in pairwise(asked_ms)]
+    assert bool(gaps) == ordered
+    assert max(gaps, default=0) < 30_000
+    consumer.close()

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.core.lateness import BOUNDS_MS, Lateness, add_up, span_text
+from pipeline.core.lateness import BOUNDS_MS, Lateness, add_up
+from pipeline.core.text import count_text, span_text
 
 
 def counted(*lateness_ms: int) -> Lateness:
@@ -31,7 +32,7 @@ def test_many_at_once_are_as_many_one_by_one() -> None:
 def test_what_is_later_than_all_bounds_is_counted_last() -> None:
     histogram = counted(BOUNDS_MS[-1], BOUNDS_MS[-1] + 1)
     assert histogram.counts[-2:] == [1, 1]
-    assert histogram.within_ms(1) == BOUNDS_MS[-1] + 1
+    assert histogram.quantile_ms(1) == BOUNDS_MS[-1] + 1
 
 
 def test_what_seems_early_was_not_late() -> None:
@@ -39,20 +40,20 @@ def test_what_seems_early_was_not_late() -> None:
 
 
 def test_nothing_is_not_late() -> None:
-    assert (Lateness().total(), Lateness().within_ms(0.99), add_up([])) == (0, 0, Lateness())
+    assert (Lateness().total(), Lateness().quantile_ms(0.99), add_up([])) == (0, 0, Lateness())
 
 
-@pytest.mark.parametrize(("share", "within_ms"), [(0.5, 1), (0.98, 1), (0.985, 5), (0.99, 5), (1, 7)])
-def test_a_share_is_within_a_bound_or_the_maximum(share: float, within_ms: int) -> None:
-    assert counted(*[1] * 98, 4, 7).within_ms(share) == within_ms
+@pytest.mark.parametrize(("share", "quantile_ms"), [(0.5, 1), (0.98, 1), (0.985, 5), (0.99, 5), (1, 7)])
+def test_a_share_is_within_a_bound_or_the_maximum(share: float, quantile_ms: int) -> None:
+    assert counted(*[1] * 98, 4, 7).quantile_ms(share) == quantile_ms
 
 
 @given(st.lists(st.integers(0, 10**9), min_size=1), st.floats(0.01, 1))
-def test_a_share_is_never_told_too_early(lateness_ms: list[int], share: float) -> None:
-    told_ms = counted(*lateness_ms).within_ms(share)
-    assert sum(ms <= told_ms for ms in lateness_ms) >= share * len(lateness_ms)
+def test_a_quantile_is_never_too_early(lateness_ms: list[int], share: float) -> None:
+    quantile_ms = counted(*lateness_ms).quantile_ms(share)
+    assert sum(ms <= quantile_ms for ms in lateness_ms) >= share * len(lateness_ms)
     true_ms = sorted(lateness_ms)[math.ceil(share * len(lateness_ms)) - 1]
-    assert true_ms <= told_ms <= max(lateness_ms)
+    assert true_ms <= quantile_ms <= max(lateness_ms)
 
 
 @given(st.lists(st.lists(st.integers(0, 10**9))))
@@ -75,9 +76,14 @@ def test_parts_add_up_to_the_whole(parts: list[list[int]]) -> None:
         (31_622_400_000, "366 d 0 h"),
     ],
 )
-def test_a_time_is_told_in_the_unit_that_suits_it(ms: float, text: str) -> None:
+def test_a_time_is_shown_in_the_unit_that_suits_it(ms: float, text: str) -> None:
     assert span_text(ms) == text
 
 
-def test_a_histogram_tells_itself_in_three_numbers() -> None:
+@pytest.mark.parametrize(("number", "text"), [(0, "0 messages"), (1, "1 message"), (2_000, "2,000 messages")])
+def test_a_count_has_its_noun(number: int, text: str) -> None:
+    assert count_text(number, "message") == text
+
+
+def test_a_histogram_is_shown_as_three_numbers() -> None:
     assert str(counted(*[1] * 60, *[4] * 40)) == "p50 1 ms, p99 4 ms, max 4 ms"

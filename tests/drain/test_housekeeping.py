@@ -1,26 +1,21 @@
-"""What a loop does for topics in its spare time."""
+"""What is done beside the deliveries: correct, one thing at a time, and in nobody's way."""
 
-from collections.abc import Iterator
+from math import inf
 from typing import Any
 
-import pytest
-
 from pipeline.config import RedisSettings, TopicSettings
-from pipeline.drain.housekeeping import BUSY_MS, PUT_BACKS_MAX, REST_MS, Housekeeping
+from pipeline.core.errors import StoreUnavailable
+from pipeline.drain.housekeeping import BUSY_MS, PUT_BACKS_MAX, REST_MS, Reclaimer, Trimmer
+from pipeline.drain.stats import Totals
 from pipeline.store.connection import connect
 from pipeline.store.keys import Keys
 from pipeline.store.topics import RESUME_LIMIT, Topics
-from tests.drain.test_loop import ManualClock
+from tests.clock import ManualClock
+from tests.drain.test_loop import START_MS
 from tests.servers import RealServer, real_server
 
 KEYS = Keys("test")
 SETTINGS = TopicSettings(sink="stream", retain_messages=100)
-
-
-@pytest.fixture
-def server() -> Iterator[RealServer]:
-    with real_server("--appendonly", "no") as running:
-        yield running
 
 
 def fill(client: Any, topic: str, count: int = 1_000) -> None:
@@ -32,13 +27,13 @@ def fill(client: Any, topic: str, count: int = 1_000) -> None:
 
 
 def test_it_looks_after_one_topic_at_a_time_and_sooner_while_there_is_something_to_do(server: RealServer) -> None:
-    client, clock = server.client(), ManualClock()
+    client, clock = server.client(), ManualClock(now_ms=START_MS)
     fill(client, "a")
     fill(client, "b")
-    housekeeping = Housekeeping(Topics(client, [KEYS]), [KEYS], lambda topic: SETTINGS, clock)
+    trimmer = Trimmer(Topics(client, [KEYS]), [KEYS], lambda topic: SETTINGS, clock)
 
     def lengths() -> list[bool]:
-        housekeeping(0, None)
+        trimmer.step()
         return [client.xlen(KEYS.stream(topic)) < 300 for topic in "ab"]
 
     assert lengths() == [True, False]
@@ -58,54 +53,82 @@ def test_it_looks_after_one_topic_at_a_time_and_sooner_while_there_is_something_
 
 
 def test_it_ends_a_resume_that_was_cut_off_and_leaves_a_pause_alone(server: RealServer) -> None:
-    client, clock = server.client(), ManualClock()
+    client, clock = server.client(), ManualClock(now_ms=START_MS)
     topics = Topics(client, [KEYS])
     for topic in ("cut off", "paused"):
         client.zadd(KEYS.held(topic), {"m": 1})
         client.sadd(KEYS.topics(), topic)
     topics.pause("paused", 1)
-    housekeeping = Housekeeping(topics, [KEYS], lambda topic: SETTINGS, clock)
+    trimmer = Trimmer(topics, [KEYS], lambda topic: SETTINGS, clock)
     for _ in range(2):
-        housekeeping(0, None)
+        trimmer.step()
         clock.advance_ms(REST_MS)
     assert client.zrange(KEYS.bucket(0), 0, -1) == [b"m"]
     assert (topics.look("cut off").held, topics.look("paused").held) == (0, 1)
 
 
-def test_a_long_resume_holds_up_the_loop_for_a_while_only(server: RealServer) -> None:
-    client, clock = server.client(), ManualClock()
+def test_a_long_resume_takes_several_steps(server: RealServer) -> None:
+    client, clock = server.client(), ManualClock(now_ms=START_MS)
     topics = Topics(client, [KEYS])
     held = PUT_BACKS_MAX * RESUME_LIMIT + 1
     client.zadd(KEYS.held("a"), {f"m{number}": 1 for number in range(held)})
     client.sadd(KEYS.topics(), "a")
-    housekeeping = Housekeeping(topics, [KEYS], lambda topic: SETTINGS, clock)
-    housekeeping(0, None)
+    trimmer = Trimmer(topics, [KEYS], lambda topic: SETTINGS, clock)
+    trimmer.step()
     assert topics.look("a").held == 1
     clock.advance_ms(BUSY_MS)
-    housekeeping(0, None)
+    trimmer.step()
     assert topics.look("a").held == 0
 
 
 def test_names_that_are_not_ours_stop_nothing(server: RealServer) -> None:
-    client, clock = server.client(), ManualClock()
+    client, clock = server.client(), ManualClock(now_ms=START_MS)
     fill(client, "a")
     client.sadd(KEYS.topics(), b"\xff")
     client.xgroup_create(KEYS.stream("a"), b"\xff", "$")
-    housekeeping = Housekeeping(Topics(client, [KEYS]), [KEYS], lambda topic: SETTINGS, clock)
+    trimmer = Trimmer(Topics(client, [KEYS]), [KEYS], lambda topic: SETTINGS, clock)
     for _ in range(2):
-        housekeeping(0, None)
+        trimmer.step()
         clock.advance_ms(REST_MS)
     assert client.xlen(KEYS.stream("a")) < 300
 
 
-def test_a_server_that_is_away_is_no_reason_to_stop(server: RealServer) -> None:
-    clock = ManualClock()
-    topics = Topics(connect(RedisSettings(url=server.url)), [KEYS])
-    housekeeping = Housekeeping(topics, [KEYS], lambda topic: SETTINGS, clock)
-    server.kill()
-    housekeeping(0, None)
-    server.start()
-    fill(server.client(), "a")
-    clock.advance_ms(REST_MS)
-    housekeeping(0, None)
-    assert server.client().xlen(KEYS.stream("a")) < 300
+def test_a_server_that_is_away_is_no_reason_to_stop() -> None:
+    with real_server() as server:
+        clock = ManualClock(now_ms=START_MS)
+        topics = Topics(connect(RedisSettings(url=server.url)), [KEYS])
+        trimmer = Trimmer(topics, [KEYS], lambda topic: SETTINGS, clock)
+        server.kill()
+        trimmer.step()
+        server.start()
+        fill(server.client(), "a")
+        clock.advance_ms(REST_MS)
+        trimmer.step()
+        assert server.client().xlen(KEYS.stream("a")) < 300
+
+
+class TestReclaimer:
+    def test_it_gives_back_all_that_has_expired_once_it_is_requested(self) -> None:
+        left, notified = [500, 16, 0], []
+        totals = Totals()
+        reclaimer = Reclaimer(lambda: left.pop(0), lambda: notified.append(totals.reclaimed), totals)
+        assert (reclaimer.step(), len(left)) == (inf, 3), "nobody has asked for it"
+        reclaimer.request()
+        assert (reclaimer.step(), left) == (inf, [])
+        assert (totals.reclaimed, notified) == (516, [500, 516])
+        assert (reclaimer.step(), left) == (inf, []), "once"
+
+    def test_a_server_that_is_away_is_asked_at_the_next_request(self) -> None:
+        answers: list[int | None] = [None, 3, 0]
+        totals = Totals()
+
+        def reclaim() -> int:
+            answer = answers.pop(0)
+            if answer is None:
+                raise StoreUnavailable("Redis does not answer.")
+            return answer
+
+        reclaimer = Reclaimer(reclaim, lambda: None, totals)
+        for reclaimed in (0, 3):
+            reclaimer.request()
+            assert (reclaimer.step(), totals.reclaimed) == (inf, reclaimed)

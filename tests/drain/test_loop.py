@@ -8,34 +8,21 @@ import pytest
 
 from pipeline.config import DrainSettings
 from pipeline.core.errors import SinkClosed, StoreUnavailable
-from pipeline.drain.loop import Aside, DrainLoop
-from pipeline.drain.pace import Pace
-from pipeline.sinks.base import Delivery
+from pipeline.core.messages import Message
+from pipeline.drain.housekeeping import Reclaimer
+from pipeline.drain.loop import DrainLoop
+from pipeline.drain.rate_limit import RateLimit
+from pipeline.drain.stats import Totals
 from pipeline.store.base import Claim, ClaimReply
 from pipeline.store.keys import Keys
 from pipeline.store.redis_store import RedisStore
 from pipeline.store.scripts import Scripts
+from tests.clock import ManualClock
 from tests.store.builders import BUCKET_MS, TOKEN, transaction
 
 START_MS = 1_700_000_000_000
 EDGE_MS = START_MS - START_MS % BUCKET_MS + BUCKET_MS
 LEASE_MS = 30_000
-
-
-class ManualClock:
-    """Stands still until it is advanced; the waiter advances it by what it is asked to wait."""
-
-    def __init__(self) -> None:
-        self.now_ms = START_MS
-
-    def wall_ms(self) -> int:
-        return self.now_ms
-
-    def monotonic_ms(self) -> float:
-        return float(self.now_ms)
-
-    def advance_ms(self, ms: float) -> None:
-        self.now_ms += round(ms)
 
 
 class RecordingSink:
@@ -47,13 +34,13 @@ class RecordingSink:
         self.blocked = False
         self.on_deliver: Callable[[], None] = lambda: None
 
-    def deliver(self, deliveries: Sequence[Delivery], in_time: Callable[[], bool], patient: Callable[[], bool]) -> int:
+    def deliver(self, deliveries: Sequence[Message], in_time: Callable[[], bool], may_wait: Callable[[], bool]) -> int:
         count = 0
         for delivery in deliveries:
             self.on_deliver()
-            if not in_time() or (self.blocked and not patient()):
+            if not in_time() or (self.blocked and not may_wait()):
                 break
-            self.seen.append((self.clock.now_ms, delivery.message.message, delivery.attempt))
+            self.seen.append((self.clock.wall_ms(), delivery.body, delivery.attempt))
             count += 1
         return count
 
@@ -62,7 +49,7 @@ class World:
     """A store, a loop and their surroundings."""
 
     def __init__(self) -> None:
-        self.clock = ManualClock()
+        self.clock = ManualClock(now_ms=START_MS)
         self.client = fakeredis.FakeRedis()
         self.keys = Keys(f"test-{uuid.uuid4().hex}")
         self.store = self.new_store()
@@ -70,20 +57,27 @@ class World:
         self.waits: list[float] = []
         self.stop = False
         self.on_wait: Callable[[], None] = lambda: None
+        self.is_notified = False
 
     def new_store(self, claim_limit: int = 10) -> RedisStore:
         settings = DrainSettings(lease_sec=LEASE_MS / 1000, claim_limit=claim_limit)
-        return RedisStore(self.client, self.keys, settings, Scripts(flags=False), lambda: self.clock.now_ms)
+        return RedisStore(self.client, self.keys, settings, Scripts(flags=False), self.clock.wall_ms)
+
+    def notify(self) -> None:
+        self.is_notified = True
 
     def wait(self, timeout_ms: float) -> None:
+        if self.is_notified:
+            self.is_notified = False
+            return
         self.waits.append(timeout_ms)
         assert len(self.waits) < 1_000, "the loop does not come to an end"
         self.clock.advance_ms(max(timeout_ms, 1))
         self.on_wait()
 
-    def loop(
-        self, until: str | None = "empty", store: object = None, max_rate: int = 0, asides: Sequence[Aside] = ()
-    ) -> DrainLoop:
+    def loop(self, until: str | None = "empty", store: object = None, max_rate: int = 0) -> DrainLoop:
+        totals = Totals()
+        reclaimer = Reclaimer(self.store.reclaim, self.notify, totals)
         return DrainLoop(
             store=store or self.store,  # type: ignore[arg-type]
             sink=self.sink,
@@ -94,8 +88,9 @@ class World:
             until=until,
             stopping=lambda: self.stop,
             random=lambda: 0.0,
-            pace=Pace(max_rate),
-            asides=asides,
+            request_reclaim=lambda: (reclaimer.request(), reclaimer.step()),
+            rate_limit=RateLimit(max_rate),
+            totals=totals,
         )
 
     def texts(self) -> list[str]:
@@ -160,6 +155,43 @@ def test_a_late_arrival_in_an_older_bucket_is_delivered_before_what_waits(world:
     assert world.client.zcard(world.keys.buckets()) == 0
 
 
+def test_once_delivers_what_a_dead_loop_had_in_flight(world: World) -> None:
+    world.store.schedule("s", transaction((1, START_MS)))
+    assert world.new_store().claim("dead:0").claim is not None
+    world.clock.advance_ms(LEASE_MS)
+    world.loop(until="now").run()
+    assert [attempt for *_, attempt in world.sink.seen] == [2]
+
+
+def test_once_is_not_done_while_one_of_two_shards_has_something_due(world: World) -> None:
+    replies = [ClaimReply(START_MS, None, START_MS - 1, None), ClaimReply(START_MS, None, None, None)]
+
+    class Shards:
+        def claim(self, name: str) -> ClaimReply:
+            return replies.pop(0)
+
+    world.loop(until="now", store=Shards()).run()
+    assert replies == []
+
+
+def test_while_claims_are_reclaimed_deliveries_go_on(world: World) -> None:
+    world.store.schedule("s", transaction((1, START_MS)))
+    assert world.new_store().claim("dead:0").claim is not None
+    world.clock.advance_ms(LEASE_MS)
+    world.store.schedule("s", transaction((1, START_MS + LEASE_MS + 300), token="Q" * 14))
+    loop = world.loop()
+    requested = []
+    loop.request_reclaim = lambda: requested.append(world.clock.now_ms)  # and nobody does it
+
+    def stop() -> None:
+        world.stop = len(world.waits) == 3
+
+    world.on_wait = stop
+    loop.run()
+    assert world.waits == [300, 1_000, 1_000], "neither does the loop spin meanwhile"
+    assert (world.texts(), len(requested)) == (["message 1"], 4)
+
+
 def test_once_delivers_what_is_due_and_leaves_the_rest(world: World) -> None:
     world.store.schedule("s", transaction(*((line, START_MS) for line in range(1, 26)), (26, START_MS + 1)))
     world.loop(until="now").run()
@@ -178,7 +210,7 @@ def test_a_loop_that_died_between_delivery_and_acknowledgement_is_taken_over(wor
     world.store.schedule("s", transaction((1, START_MS), (2, START_MS)))
 
     class Dying(RedisStore):
-        def ack(self, claim: Claim, delivered: int, caller_ids: Sequence[str]) -> bool:
+        def ack(self, claim: Claim, delivered: int, idempotency_keys: Sequence[str]) -> bool:
             raise KeyboardInterrupt
 
     dying = world.new_store()
@@ -213,7 +245,7 @@ def test_a_stop_does_not_wait_for_a_sink_that_is_blocked_and_gives_the_rest_back
     stats = world.store.stats()
     assert (world.texts(), stats.scheduled, stats.in_flight) == (["message 1", "message 2"], 3, 0)
     assert [m.attempt for m in world.new_store().claim("other:0").claim.messages] == [1, 1, 1]  # type: ignore[union-attr]
-    assert (totals.claimed, totals.delivered, totals.lateness().total()) == (5, 2, 2)
+    assert (totals.claimed, totals.delivered, totals.of_all_topics().lateness.total()) == (5, 2, 2)
 
 
 def test_a_closed_sink_gives_everything_of_the_claim_back(world: World) -> None:
@@ -236,7 +268,7 @@ def test_nothing_is_begun_after_the_lease(world: World) -> None:
     world.sink.on_deliver = lambda: world.clock.advance_ms(20_000) if len(world.sink.seen) < 2 else None
     totals = world.loop().run()
     assert world.texts() == ["message 1", "message 1", "message 2", "message 3"]
-    assert (totals.delivered, totals.stale, totals.reclaimed) == (3, 1, 3)
+    assert (totals.delivered, totals.late_acks, totals.reclaimed) == (3, 1, 3)
 
 
 def test_a_delivery_that_took_longer_than_the_lease_is_stale(world: World) -> None:
@@ -245,9 +277,9 @@ def test_a_delivery_that_took_longer_than_the_lease_is_stale(world: World) -> No
 
     class Slow(RecordingSink):
         def deliver(
-            self, deliveries: Sequence[Delivery], in_time: Callable[[], bool], patient: Callable[[], bool]
+            self, deliveries: Sequence[Message], in_time: Callable[[], bool], may_wait: Callable[[], bool]
         ) -> int:
-            count = super().deliver(deliveries, in_time, patient)
+            count = super().deliver(deliveries, in_time, may_wait)
             if len(self.seen) == 1:
                 self.clock.advance_ms(LEASE_MS)
             return count
@@ -255,8 +287,8 @@ def test_a_delivery_that_took_longer_than_the_lease_is_stale(world: World) -> No
     world.sink.__class__ = Slow
     totals = world.loop().run()
     assert [(text, attempt) for _, text, attempt in seen] == [("message 1", 1), ("message 1", 2)]
-    assert (totals.claimed, totals.delivered, totals.stale, totals.reclaimed) == (2, 1, 1, 1)
-    assert (totals.repeated, totals.topics["default"].total()) == (1, 1)
+    assert (totals.claimed, totals.delivered, totals.late_acks, totals.reclaimed) == (2, 1, 1, 1)
+    assert (totals.redelivered, totals.topics["default"].delivered) == (1, 1)
 
 
 def test_once_ends_although_more_keeps_coming(world: World) -> None:
@@ -266,7 +298,7 @@ def test_once_ends_although_more_keeps_coming(world: World) -> None:
     def more() -> None:
         world.clock.advance_ms(1)
         token = f"{next(sources):014d}"
-        world.store.schedule("s", transaction(*((line, world.clock.now_ms) for line in range(1, 11)), token=token))
+        world.store.schedule("s", transaction(*((line, world.clock.wall_ms()) for line in range(1, 11)), token=token))
 
     world.sink.on_deliver = more
     world.loop(until="now").run()
@@ -280,13 +312,12 @@ class Flaky:
     def __init__(self, store: RedisStore, plan: dict[str, list[str]]) -> None:
         self._store = store
         self._plan = plan
-        self.reclaim = store.reclaim
 
     def claim(self, name: str) -> ClaimReply:
         return self._call("claim", lambda: self._store.claim(name))  # type: ignore[return-value]
 
-    def ack(self, claim: Claim, delivered: int, caller_ids: Sequence[str]) -> bool:
-        return self._call("ack", lambda: self._store.ack(claim, delivered, caller_ids))  # type: ignore[return-value]
+    def ack(self, claim: Claim, delivered: int, idempotency_keys: Sequence[str]) -> bool:
+        return self._call("ack", lambda: self._store.ack(claim, delivered, idempotency_keys))  # type: ignore[return-value]
 
     def release(self, claim: Claim, delivered: int) -> int:
         return self._call("release", lambda: self._store.release(claim, delivered))  # type: ignore[return-value]
@@ -325,7 +356,7 @@ def test_what_is_acknowledged_counts_when_a_stop_can_not_give_the_rest_back(worl
 
     world.sink.on_deliver = block_at_the_third
     totals = world.loop(store=Flaky(world.store, {"release": ["before"]})).run()
-    assert (totals.claimed, totals.delivered, totals.lateness().total()) == (5, 2, 2)
+    assert (totals.claimed, totals.delivered, totals.of_all_topics().lateness.total()) == (5, 2, 2)
     stats = world.store.stats()
     assert (stats.in_flight, stats.counters["delivered"]) == (3, 2)
 
@@ -335,31 +366,7 @@ def test_calls_that_fail_are_counted_by_what_caused_them(world: World, verb: str
     world.store.schedule("s", transaction((1, START_MS)))
     totals = world.loop(store=Flaky(world.store, {verb: ["before", "after"]})).run()
     assert totals.errors == {"StoreUnavailable": 2}
-    assert (totals.claimed, totals.delivered, totals.topics["default"].total()) == (1, 1, 1)
-
-
-def test_asides_are_done_when_nothing_is_in_hand(world: World) -> None:
-    world.store.schedule("s", transaction((1, START_MS), (2, START_MS + 300)))
-    told = []
-
-    def aside(free_ms: float, next_ms: float | None) -> None:
-        assert world.store.stats().in_flight == 0
-        told.append((world.clock.now_ms - START_MS, free_ms, next_ms))
-
-    world.loop(asides=[aside]).run()
-    assert told == [(0, 0, 0), (0, 300, 300), (300, 0, 0)]
-
-
-def test_what_an_aside_takes_is_not_waited_for_again(world: World) -> None:
-    world.store.schedule("s", transaction((1, START_MS + 300)))
-    world.loop(asides=[lambda free_ms, next_ms: world.clock.advance_ms(20)]).run()
-    assert world.waits == [280]
-
-
-def test_an_aside_that_takes_too_long_is_not_waited_after(world: World) -> None:
-    world.store.schedule("s", transaction((1, START_MS + 300)))
-    world.loop(asides=[lambda free_ms, next_ms: world.clock.advance_ms(301)]).run()
-    assert world.waits == [0]
+    assert (totals.claimed, totals.delivered, totals.topics["default"].delivered) == (1, 1, 1)
 
 
 def test_a_flood_comes_at_the_rate_in_small_bursts(world: World) -> None:
@@ -389,13 +396,13 @@ def test_a_load_below_the_rate_is_not_delayed(world: World) -> None:
 def test_a_slow_sink_is_not_made_slower(world: World) -> None:
     world.store.schedule("s", transaction(*((line, START_MS) for line in range(1, 11))))
     world.sink.on_deliver = lambda: world.clock.advance_ms(300)
-    world.loop(max_rate=4, store=world.new_store(claim_limit=Pace(4).claim_limit(10))).run()
+    world.loop(max_rate=4, store=world.new_store(claim_limit=RateLimit(4).claim_limit(10))).run()
     assert world.waits == []
 
 
 def test_a_rate_below_one_burst_goes_message_by_message(world: World) -> None:
     world.store.schedule("s", transaction((1, START_MS), (2, START_MS), (3, START_MS)))
-    one_by_one = world.new_store(claim_limit=Pace(4).claim_limit(10))
+    one_by_one = world.new_store(claim_limit=RateLimit(4).claim_limit(10))
     world.loop(max_rate=4, store=one_by_one).run()
     assert [at_ms - START_MS for at_ms, *_ in world.sink.seen] == [0, 250, 500]
 
@@ -430,7 +437,7 @@ def test_a_stop_ends_the_wait_for_the_rate(world: World) -> None:
 
 @pytest.mark.parametrize(("max_rate", "limit"), [(0, 500), (1, 1), (39, 1), (40, 2), (1_000, 50), (100_000, 500)])
 def test_a_claim_takes_a_twentieth_of_the_rate(max_rate: int, limit: int) -> None:
-    assert Pace(max_rate).claim_limit(500) == limit
+    assert RateLimit(max_rate).claim_limit(500) == limit
 
 
 def test_a_member_in_a_foreign_format_is_delivered_as_it_stands(world: World) -> None:

@@ -7,43 +7,45 @@ from collections.abc import Iterator
 import pytest
 from prometheus_client import CollectorRegistry
 
+from pipeline import __version__
 from pipeline.core.errors import ConfigError, StoreUnavailable
-from pipeline.drain.metrics import BUCKETS_AHEAD, LOOK_MS, SWITCH_SEC, LoopCollector, serve_metrics
-from pipeline.drain.totals import Totals
-from pipeline.store.outlook import Outlook
-from tests.drain.test_loop import EDGE_MS, ManualClock
-from tests.drain.test_totals import delivery
+from pipeline.drain.metrics import BUCKETS_AHEAD, READ_MS, SWITCH_SEC, LoopCollector, serve_metrics
+from pipeline.drain.stats import Totals
+from pipeline.store.heartbeats import LOOP_COUNTERS
+from pipeline.store.stats import Forecast
+from tests.clock import ManualClock
+from tests.drain.test_loop import EDGE_MS, START_MS
+from tests.drain.test_stats import delivery, moved
 from tests.store.builders import BUCKET_MS
 
 
 class Scraped:
-    """A collector, what it is told, and how often it asks."""
+    """A collector, what it reads, and how often."""
 
     def __init__(self) -> None:
         self.totals = Totals()
-        self.clock = ManualClock()
-        self.outlook = Outlook(
+        self.clock = ManualClock(now_ms=START_MS)
+        self.forecast = Forecast(
             now_ms=EDGE_MS + 5_000,
-            waiting={EDGE_MS - 9 * BUCKET_MS: 2, EDGE_MS - BUCKET_MS: 1, EDGE_MS: 7, EDGE_MS + 3 * BUCKET_MS: 4},
-            is_whole=True,
+            buckets={EDGE_MS - 9 * BUCKET_MS: 2, EDGE_MS - BUCKET_MS: 1, EDGE_MS: 7, EDGE_MS + 3 * BUCKET_MS: 4},
+            held=0,
             next_due_ms=EDGE_MS + 7_250,
             overdue_ms=1_500,
-            commands=1,
         )
-        self.looks = 0
+        self.reads = 0
         self.is_down = False
-        self.collector = LoopCollector(self.totals, self.look, self.clock)
+        self.collector = LoopCollector("here", self.totals, self.read, self.clock)
         self.registry = CollectorRegistry()
         self.registry.register(self.collector)
 
-    def look(self) -> Outlook:
-        self.looks += 1
+    def read(self) -> Forecast:
+        self.reads += 1
         if self.is_down:
             raise StoreUnavailable("Redis does not answer.")
-        return self.outlook
+        return self.forecast
 
     def value(self, name: str, **labels: str) -> float | None:
-        return self.registry.get_sample_value(name, labels)
+        return self.registry.get_sample_value(name, {"namespace": "here", **labels})
 
 
 @pytest.fixture
@@ -54,7 +56,7 @@ def scraped() -> Iterator[Scraped]:
 
 
 def test_lateness_is_a_histogram_in_seconds_for_each_topic(scraped: Scraped) -> None:
-    scraped.totals.count_lateness([delivery("a", 999), delivery("a", 997), delivery("b", 0)], 1_001)
+    scraped.totals.count_delivered([delivery("a", 999), delivery("a", 997), delivery("b", 0)], 1_001)
     assert scraped.value("duetime_delivered_total", topic="a") == 2
     buckets = {le: scraped.value("duetime_lateness_seconds_bucket", topic="a", le=le) for le in ("0.001", "0.002")}
     assert buckets == {"0.001": 0, "0.002": 1}
@@ -65,19 +67,19 @@ def test_lateness_is_a_histogram_in_seconds_for_each_topic(scraped: Scraped) -> 
     assert scraped.value("duetime_lateness_seconds_sum", topic="b") == 1.001
 
 
-@pytest.mark.parametrize("name", ["claimed", "stale", "repeated", "reclaimed"])
-def test_what_the_loop_counts_is_told(scraped: Scraped, name: str) -> None:
+@pytest.mark.parametrize("name", sorted({*LOOP_COUNTERS} - {"delivered"}))
+def test_what_the_loop_counts_is_served(scraped: Scraped, name: str) -> None:
     setattr(scraped.totals, name, 7)
     assert scraped.value(f"duetime_{name}_total") == 7
 
 
-def test_errors_are_told_by_their_cause(scraped: Scraped) -> None:
+def test_errors_are_served_by_their_cause(scraped: Scraped) -> None:
     scraped.totals.errors = {"TimeoutError": 2, "ReadOnlyError": 1}
     assert scraped.value("duetime_errors_total", kind="TimeoutError") == 2
     assert scraped.value("duetime_errors_total", kind="ReadOnlyError") == 1
 
 
-def test_what_waits_is_told_by_ten_minutes(scraped: Scraped) -> None:
+def test_what_is_scheduled_is_served_by_ten_minutes(scraped: Scraped) -> None:
     assert scraped.value("duetime_oldest_due_age_seconds") == 1.5
     assert scraped.value("duetime_next_due_timestamp_seconds") == (EDGE_MS + 7_250) / 1_000
     waiting = {m: scraped.value("duetime_scheduled_messages", minutes_ahead=m) for m in ("past", "0", "10", "30")}
@@ -88,7 +90,7 @@ def test_what_waits_is_told_by_ten_minutes(scraped: Scraped) -> None:
 
 
 def test_without_anything_waiting_there_is_no_next_due_time(scraped: Scraped) -> None:
-    scraped.outlook = Outlook(EDGE_MS, {}, True, None, 0, 1)
+    scraped.forecast = Forecast(EDGE_MS, {}, 0, None, 0)
     assert scraped.value("duetime_next_due_timestamp_seconds") is None
     assert scraped.value("duetime_scheduled_messages", minutes_ahead="past") == 0
 
@@ -96,24 +98,24 @@ def test_without_anything_waiting_there_is_no_next_due_time(scraped: Scraped) ->
 def test_redis_is_asked_at_most_every_few_seconds(scraped: Scraped) -> None:
     for _ in range(10):
         scraped.value("duetime_redis_up")
-    assert scraped.looks == 1
-    scraped.clock.advance_ms(LOOK_MS - 1)
+    assert scraped.reads == 1
+    scraped.clock.advance_ms(READ_MS - 1)
     scraped.value("duetime_redis_up")
-    assert scraped.looks == 1
+    assert scraped.reads == 1
     scraped.clock.advance_ms(1)
     scraped.value("duetime_redis_up")
-    assert scraped.looks == 2
+    assert scraped.reads == 2
 
 
-def test_a_server_that_is_away_is_told_and_not_asked_more_often(scraped: Scraped) -> None:
+def test_a_server_that_is_away_is_reported_and_not_asked_more_often(scraped: Scraped) -> None:
     assert scraped.value("duetime_redis_up") == 1
     scraped.is_down = True
-    scraped.clock.advance_ms(LOOK_MS)
+    scraped.clock.advance_ms(READ_MS)
     for _ in range(3):
         assert scraped.value("duetime_redis_up") == 0
         assert scraped.value("duetime_oldest_due_age_seconds") is None  # rather than an old one
         assert scraped.value("duetime_claimed_total") == 0
-    assert scraped.looks == 2
+    assert scraped.reads == 2
 
 
 @pytest.fixture
@@ -128,12 +130,12 @@ def test_it_is_served_with_the_numbers_of_the_process(served: str, scraped: Scra
     scraped.totals.claimed = 12
     with urllib.request.urlopen(served, timeout=10) as reply:
         text = reply.read().decode()
-    assert "\nduetime_claimed_total 12.0\n" in text
+    assert '\nduetime_claimed_total{namespace="here"} 12.0\n' in text
     assert "\nprocess_resident_memory_bytes " in text
     assert "python_gc" not in text
 
 
-def test_an_address_that_cannot_be_had_is_told_in_a_sentence(served: str, scraped: Scraped) -> None:
+def test_an_address_that_cannot_be_had_is_reported_in_a_sentence(served: str, scraped: Scraped) -> None:
     port = int(served.split(":")[2].removesuffix("/metrics"))
     with pytest.raises(ConfigError, match=f"127.0.0.1 port {port} .Address already in use.; choose another"):
         serve_metrics("127.0.0.1", port, scraped.collector)
@@ -148,3 +150,26 @@ def test_a_scrape_lets_the_loop_on_soon(monkeypatch: pytest.MonkeyPatch, scraped
     server.shutdown()
     server.server_close()
     assert intervals == [SWITCH_SEC]
+
+
+def test_the_version_is_served(scraped: Scraped) -> None:
+    assert scraped.value("duetime_build_info", version=__version__) == 1
+
+
+def test_everything_of_ours_says_which_namespace_it_is_of(scraped: Scraped) -> None:
+    scraped.totals.count_delivered([delivery("a")], 1_001)
+    scraped.totals.errors = {"TimeoutError": 2}
+    samples = [sample for family in scraped.registry.collect() for sample in family.samples]
+    assert len(samples) > 60
+    assert {sample.labels.get("namespace") for sample in samples} == {"here"}
+
+
+def test_what_a_pause_holds_is_served(scraped: Scraped) -> None:
+    scraped.forecast = Forecast(EDGE_MS, {}, 5, None, 0)
+    assert scraped.value("duetime_held_messages") == 5
+
+
+def test_retries_count_as_delivered_and_not_for_the_lateness(scraped: Scraped) -> None:
+    scraped.totals.count_moved({"mail": moved(1), "mail:billing": moved(1, 2)}, 5)
+    assert scraped.value("duetime_delivered_total", topic="mail") == 3 == scraped.totals.delivered
+    assert scraped.value("duetime_lateness_seconds_count", topic="mail") == 1

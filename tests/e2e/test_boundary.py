@@ -9,16 +9,16 @@ import pytest
 
 from pipeline.config import DrainSettings, RedisSettings
 from pipeline.core.clock import SystemClock
-from pipeline.core.messages import encode_member
+from pipeline.core.messages import Message
 from pipeline.drain.loop import DrainLoop
 from pipeline.sinks.screen import ScreenSink
-from pipeline.store.base import NO_FENCE, FenceMove, Transaction
+from pipeline.store.base import NO_MARKER, MarkerMove, Transaction
 from pipeline.store.connection import connect
-from pipeline.store.doorbell import Doorbell
 from pipeline.store.keys import Keys
 from pipeline.store.redis_store import RedisStore
+from pipeline.store.wakeup import WakeListener
 from tests.servers import real_server
-from tests.store.builders import group
+from tests.store.builders import in_rows
 
 BUCKET_MS = 600_000
 MESSAGES, SECONDS = 1_000, 60
@@ -37,6 +37,7 @@ class ShiftedClock(SystemClock):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(300)
 def test_a_thousand_messages_in_a_minute_come_once_each_in_order_none_early() -> None:
     clock = ShiftedClock()
     first_ms = clock.wall_ms() + 500
@@ -49,27 +50,27 @@ def test_a_thousand_messages_in_a_minute_come_once_each_in_order_none_early() ->
         store = RedisStore(client, keys, settings, now_ms=clock.wall_ms)
         for start_ms in sorted({due_ms - due_ms % BUCKET_MS for due_ms in dues}):
             of_bucket = [(n, due_ms) for n, due_ms in enumerate(dues) if due_ms - due_ms % BUCKET_MS == start_ms]
-            messages = [(due_ms, encode_member(f"{TOKEN}{n:08x}", str(n))) for n, due_ms in of_bucket]
-            move = FenceMove(f"{TOKEN}.{start_ms}", NO_FENCE, "all")
-            store.schedule("s", Transaction([move], [group(start_ms, messages)], [], 0))
+            messages = [(due_ms, Message(due_ms, str(n)).to_member(f"{TOKEN}{n:08x}")) for n, due_ms in of_bucket]
+            move = MarkerMove(f"{TOKEN}.{start_ms}", NO_MARKER, "all")
+            store.schedule("s", Transaction([move], in_rows(messages), [], 0))
         reader, writer = os.pipe()
         received: list[bytes] = []
         with os.fdopen(reader, "rb") as stream:
             reading = threading.Thread(target=lambda: received.extend(stream))
             reading.start()
-            doorbell = Doorbell(client, [keys])
+            wake_listener = WakeListener(client, [keys])
             DrainLoop(
                 store=store,
                 sink=ScreenSink("json", clock, writer),
                 clock=clock,
-                waiter=doorbell,
+                waiter=wake_listener,
                 loop_id=uuid.uuid4().hex,
                 wait_ms_max=settings.wait_ms_max,
                 until="empty",
                 stopping=lambda: False,
                 random=lambda: 0.0,
             ).run()
-            doorbell.close()
+            wake_listener.close()
             os.close(writer)
             reading.join()
         client.close()

@@ -1,8 +1,9 @@
-"""The command without arguments, as the README tells it."""
+"""The command without arguments, as the README shows it."""
 
 import gzip
 import json
 import os
+import re
 import shutil
 import signal
 import time
@@ -33,15 +34,29 @@ def test_the_first_command_from_start_to_second_start(checkout: Checkout) -> Non
 
     assert first.stop(signal.SIGINT) == 0, first.screen()
     assert processes_of(checkout.root) == []
+    assert problems(first) == []
     assert not [p for p in checkout.inbox.rglob("*") if p.name.endswith(".tmp")]
     for text, times in TIMES.items():
         assert shown(first, text) == times, first.screen()
 
     second = checkout.run()
-    second.wait_for_line("Hello!", timeout_sec=60)
+    second.wait_for_line("ingest is up", timeout_sec=90)
+    copy = checkout.run()
+    assert copy.end() == 2, copy.screen()
+    assert "another ingest job" in copy.screen()
+    assert "drain is up" not in copy.screen(), "its loop would take messages from the first one"
     second.wait_for_line("after the restart", timeout_sec=90)
+    checkout.drop("second.jsonl", {"message": "second start", "delay_sec": 0})
+    second.wait_for(lambda c: shown(c, "second start") == 1, "a message of the second start", 60)
     assert second.stop(signal.SIGTERM) == 0, second.screen()
+    assert shown(second, "Hello! This one waited a second.") == 0, "the sample is for an empty namespace"
+    assert problems(second) == []
     assert processes_of(checkout.root) == []
+
+
+def problems(command: Command) -> list[str]:
+    """Return what looks like a warning or an exception of Spark or Python; a healthy run has none."""
+    return [line for _, line in command.err if re.search(r"WARN|ERROR|Exception|Traceback", line)]
 
 
 def drop_in_every_way(inbox: Path) -> None:

@@ -99,6 +99,7 @@ def test_the_socket_source_loses_and_doubles_nothing_that_was_received(checkout:
         source.send(2, *lines[2_000:], "not json")
         second.wait_for(lambda _: _stored(client) >= 3_000, "3,000 stored")
         assert second.stop() == 0, second.screen()
+        assert " ingest: stopped after " in second.screen()
         drained = checkout.run("jobs/drain.py", "--until-empty", "--format", "json", environ=environ)
         assert drained.end() == 0
     source.close()
@@ -155,18 +156,27 @@ def test_what_is_wrong_at_the_start_is_one_sentence_and_an_exit_code(checkout: C
     assert code == 2 and "can't be read" in text
     code, text = outcome("jobs/ingest.py", environ={"JAVA_HOME": "/nowhere"})
     assert code == 2 and "JAVA_HOME" in text and "Traceback" not in text
+    code, text = outcome("ingest")
+    assert code == 2 and text == "There is no script ingest: did you mean jobs/ingest.py?"
     with real_server("--requirepass", "secret", "--appendonly", "no") as server:
-        code, text = outcome("jobs/status.py", "--redis", server.url)
+        code, text = outcome("jobs/status.py", "--redis", f"unix://{server.folder}/s")
         assert code == 2 and "password" in text
     with real_server("--maxmemory-policy", "allkeys-lru") as server:
         code, text = outcome("jobs/status.py", "--redis", server.url)
         assert code == 2 and "maxmemory-policy allkeys-lru" in text
     with real_server("--appendonly", "no") as server:
         code, text = outcome("jobs/status.py", "--redis", server.url)
+        assert code == 0 and "append-only" not in text
+        code, text = outcome("jobs/drain.py", "--once", "--redis", server.url)
         assert code == 0 and "no append-only file" in text
         (checkout.root / "file").write_text("")
         code, text = outcome("jobs/ingest.py", "--redis", server.url, "--rejects", "file/rejects")
         assert code == 2 and "rejects folder" in text
+        code, text = outcome("jobs/ingest.py", "--redis", server.url, "--input", "typo/inbox")
+        assert code == 2 and "typo/inbox does not exist; make it, or correct --input." in text
+        assert not (checkout.root / "typo").exists()
+        for name in ("one", "two"):
+            (checkout.root / name).mkdir()
         checkpoint = ("--checkpoint", "shared", "--once")
         assert outcome("jobs/ingest.py", "--redis", server.url, "--input", "one", *checkpoint)[0] == 0
         code, text = outcome("jobs/ingest.py", "--redis", server.url, "--input", "two", *checkpoint)
@@ -177,6 +187,19 @@ def test_what_is_wrong_at_the_start_is_one_sentence_and_an_exit_code(checkout: C
         assert outcome("jobs/drain.py", *drain_first, "--once", environ={"DUETIME_REDIS_SHARDS": "2"})[0] == 0
         code, text = outcome("jobs/ingest.py", *drain_first)
         assert code == 2 and "has 2 shards, not 1" in text
+
+
+def test_only_ingest_needs_java(checkout: Checkout) -> None:
+    group = ("--topic", "mail", "--group", "g", "--once")
+    with real_server() as server:
+        environ = {"REDIS_URL": server.url, "JAVA_HOME": "/nowhere"}
+        for job, *arguments in (
+            ("drain", "--once"), ("consume", *group), ("topics", "list"), ("dead_letters", "list"), ("status",)
+        ):  # fmt: skip
+            command = checkout.run(f"jobs/{job}.py", *arguments, environ=environ)
+            assert command.end() == 0, command.screen()
+        ingest = checkout.run("jobs/ingest.py", environ=environ)
+        assert ingest.end() == 2 and "JAVA_HOME" in ingest.screen()
 
 
 @pytest.mark.parametrize("job", ["ingest", "drain", "status"])

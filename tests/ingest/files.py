@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pyspark.sql import DataFrame, SparkSession
 
 from pipeline.core.validation import Kind
-from pipeline.ingest.parsing import FileText, ParsedPiece, parse_file
+from pipeline.ingest.parsing import FileText, ParsedPart, parse_file
 from pipeline.ingest.schemas import FILE_ROW
 
 ARRIVAL_MS = 1_700_000_000_123
@@ -25,17 +25,17 @@ def file_rows(spark: SparkSession, files: Sequence[FileParts], arrival_ms: int =
 
 def parsed(
     content: bytes, kind: Kind = "json", first_line: int = 1, arrival_ms: int = ARRIVAL_MS, token: str = TOKEN
-) -> ParsedPiece:
-    """Parse a file that is one piece."""
-    (piece,) = parse_file(FileText(token, first_line, kind, "a.jsonl", arrival_ms, content))
-    return piece
+) -> ParsedPart:
+    """Parse a file that is a single part."""
+    (part,) = parse_file(FileText(token, first_line, kind, "a.jsonl", arrival_ms, content))
+    return part
 
 
-def members(piece: ParsedPiece) -> list[bytes]:
-    """The members of a piece, in line order."""
-    return [piece.members[index].as_py() for index in piece.line_nos.argsort().tolist()]
+def members(part: ParsedPart) -> list[bytes]:
+    """The members of a part, in line order."""
+    return [part.members[index].as_py() for index in part.line_nos.argsort().tolist()]
 
 
-def dues(piece: ParsedPiece) -> list[int]:
+def dues(part: ParsedPart) -> list[int]:
     """When they are due, in line order."""
-    return piece.due_ms[piece.line_nos.argsort()].tolist()
+    return part.due_ms[part.line_nos.argsort()].tolist()

@@ -3,14 +3,15 @@
 import json
 import os
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 from pipeline.config import RedisSettings
-from pipeline.core.clock import SystemClock
+from pipeline.core.clock import Clock, SystemClock
 from pipeline.core.errors import PipelineError
 from pipeline.core.ids import encode_token
 from pipeline.ingest import checkpoint as module
@@ -18,17 +19,18 @@ from pipeline.ingest.checkpoint import (
     GAP_MS,
     LOOK_MS,
     MARK_NAME,
-    CheckpointKeeper,
+    CheckpointRoller,
     begin_anew,
     committed_log_id,
-    delete_read,
     finish_beginning_anew,
     names_read,
 )
+from pipeline.ingest.landed import LandingFiles
 from pipeline.ingest.query import BINDING_NAME, bind_checkpoint, open_session
-from pipeline.ingest.sources import read_landing
+from pipeline.ingest.readers import read_landing
 from pipeline.ingest.writer import BatchWriter, WriterSettings, open_stores
-from tests.servers import RealServer, real_server
+from tests.clock import ManualClock
+from tests.servers import RealServer
 
 LANDED_MS = 1_700_000_000_000
 LINES = 3  # a file
@@ -63,6 +65,16 @@ class Input:
 
     def here(self) -> set[str]:
         return {path.name for path in self.landing.iterdir()}
+
+    def roller(self, files_max: int, clock: Clock | None = None) -> CheckpointRoller:
+        """A roller to which all files are stored that committed batches have read."""
+
+        def delete(names: Iterable[str]) -> list[str]:
+            for name in names:
+                (self.landing / name).unlink(missing_ok=True)
+            return []
+
+        return CheckpointRoller(self.checkpoint, delete, files_max, clock or SystemClock())
 
     def run(self, spark: SparkSession, write, max_bytes: int = 1 << 20) -> None:  # type: ignore[no-untyped-def]
         """Take in what is there, as a job that ends, or is cut off by an exception, does."""
@@ -105,9 +117,6 @@ def test_what_committed_batches_have_read_is_known_and_what_one_that_was_cut_off
     assert committed_log_id(given.checkpoint) == 0
     assert names_read(given.checkpoint, -1, 0) == set(first)
     assert names_read(given.checkpoint, 0, 1) == set(second)
-    (given.landing / first[0]).write_text("left by a crash")
-    delete_read(given.checkpoint, given.landing)
-    assert given.here() == set(second)
 
 
 def test_it_is_known_across_compacted_logs(spark: SparkSession, given: Input) -> None:
@@ -130,12 +139,12 @@ def test_files_that_a_crash_left_between_the_log_of_files_and_the_offsets_are_re
     given.run_and_cut_off(spark)
     for name in ("1", ".1.crc"):
         (given.checkpoint / "offsets" / name).unlink()
-    assert delete_read(given.checkpoint, given.landing) == len(given.here() & set(first))
+    given.roller(1).prepare()
     assert given.here() == set(second)
     third = given.land(1)
     given.run(spark, keep_nothing)
     assert names_read(given.checkpoint, -1, committed_log_id(given.checkpoint)) == {*first, *second, *third}
-    delete_read(given.checkpoint, given.landing)
+    given.roller(10).prepare()
     assert given.here() == set()
 
 
@@ -159,7 +168,7 @@ def test_a_damaged_checkpoint_is_said_and_nothing_is_deleted(spark: SparkSession
     for left in names:
         (given.landing / left).write_text("")
     with pytest.raises(PipelineError, match="delete the folder"):
-        CheckpointKeeper(given.checkpoint, given.landing, 1, SystemClock()).prepare()
+        given.roller(1).prepare()
     assert given.here() == set(names)
 
 
@@ -171,17 +180,11 @@ def test_only_what_is_sparks_is_thrown_away(spark: SparkSession, given: Input) -
     assert sorted(os.listdir(given.checkpoint)) == [BINDING_NAME, "notes.txt"]
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[RealServer]:
-    with real_server() as running:
-        yield running
-
-
 class KilledError(BaseException):
     """Stands in for kill -9: nothing of ours handles it."""
 
 
-def prepare_and_die_at(keeper: CheckpointKeeper, step: int, monkeypatch: pytest.MonkeyPatch) -> bool:
+def prepare_and_die_at(roller: CheckpointRoller, step: int, monkeypatch: pytest.MonkeyPatch) -> bool:
     """Prepare, and die before the ``step``-th change of a file system; False if it was over before."""
     left = step
 
@@ -201,7 +204,7 @@ def prepare_and_die_at(keeper: CheckpointKeeper, step: int, monkeypatch: pytest.
         for name in ("unlink", "rmdir"):
             patched.setattr(os, name, dying(getattr(os, name)))
         try:
-            keeper.prepare()
+            roller.prepare()
         except KilledError:
             return True
     return False
@@ -214,7 +217,9 @@ def test_a_kill_at_any_step_of_beginning_anew_loses_nothing_and_stores_nothing_t
     redis = RedisSettings(url=server.url, namespace=f"test-{uuid.uuid4().hex}")
     settings = WriterSettings(redis, "source", str(given.landing.parent / "rejects"), 2)
     write = BatchWriter(settings, SystemClock(), lambda *_: None)
-    keeper = CheckpointKeeper(given.checkpoint, given.landing, 0, SystemClock())
+    markers_of = partial(open_stores(redis)[0].markers, "source")
+    landing = LandingFiles(given.landing, given.checkpoint, markers_of, SystemClock())
+    roller = CheckpointRoller(given.checkpoint, landing.delete_marked, 0, SystemClock())
 
     # Every kind of file is there each time: read and left behind, read by a batch that was cut off, not read.
     steps = 0
@@ -226,10 +231,10 @@ def test_a_kill_at_any_step_of_beginning_anew_loses_nothing_and_stores_nothing_t
         unread = given.land(1)
         for name in stored:
             (given.landing / name).touch()
-        died = prepare_and_die_at(keeper, step, monkeypatch)
+        died = prepare_and_die_at(roller, step, monkeypatch)
         steps += died
         assert set(unread) <= given.here()
-        keeper.prepare()
+        roller.prepare()
         assert os.listdir(given.checkpoint) == [BINDING_NAME], "half a checkpoint is left"
         assert not given.here().intersection(stored)
         given.run(spark, write)
@@ -251,45 +256,33 @@ def test_half_a_checkpoint_is_never_started_from(spark: SparkSession, given: Inp
     finish_beginning_anew(given.checkpoint)
 
 
-class ManualClock:
-    """Time moves by hand."""
-
-    now_ms = 0.0
-
-    def wall_ms(self) -> int:
-        return LANDED_MS + round(self.now_ms)
-
-    def monotonic_ms(self) -> float:
-        return self.now_ms
-
-
 def test_a_long_log_asks_for_a_stop_in_a_gap_between_batches(spark: SparkSession, given: Input) -> None:
-    clock = ManualClock()
+    clock = ManualClock(LANDED_MS)
     given.land(3)
     given.run(spark, keep_nothing)
-    assert not CheckpointKeeper(given.checkpoint, given.landing, 3, clock).wants_stop(lambda: True)
-    keeper = CheckpointKeeper(given.checkpoint, given.landing, 2, clock)
-    assert not keeper.wants_stop(lambda: False)
-    assert keeper.wants_stop(lambda: True)
-    assert not keeper.wants_stop(lambda: True), "it looks only once in a while"
-    assert keeper.prepare() == 3
+    assert not given.roller(3, clock).wants_stop(lambda: True)
+    roller = given.roller(2, clock)
+    assert not roller.wants_stop(lambda: False)
+    assert roller.wants_stop(lambda: True)
+    assert not roller.wants_stop(lambda: True), "it looks only once in a while"
+    assert roller.prepare() == 3
     clock.now_ms += LOOK_MS
-    assert not keeper.wants_stop(lambda: True)
+    assert not roller.wants_stop(lambda: True)
 
 
 def test_without_a_gap_a_batch_is_cut_off_but_only_for_files_that_are_committed(
     spark: SparkSession, given: Input
 ) -> None:
-    clock = ManualClock()
-    keeper = CheckpointKeeper(given.checkpoint, given.landing, 2, clock)
+    clock = ManualClock(LANDED_MS)
+    roller = given.roller(2, clock)
     given.land(3)
     given.run_and_cut_off(spark)
-    assert not keeper.wants_stop(lambda: True)
+    assert not roller.wants_stop(lambda: True)
     given.run(spark, keep_nothing)
     clock.now_ms += LOOK_MS
-    assert not keeper.wants_stop(lambda: False)
+    assert not roller.wants_stop(lambda: False)
     clock.now_ms += GAP_MS
-    assert keeper.wants_stop(lambda: False)
+    assert roller.wants_stop(lambda: False)
 
 
 def test_a_log_that_changes_under_our_eyes_is_looked_at_later(given: Input, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -297,4 +290,4 @@ def test_a_log_that_changes_under_our_eyes_is_looked_at_later(given: Input, monk
         raise FileNotFoundError(checkpoint)
 
     monkeypatch.setattr(module, "committed_log_id", gone)
-    assert not CheckpointKeeper(given.checkpoint, given.landing, 1, ManualClock()).wants_stop(lambda: True)
+    assert not given.roller(1, ManualClock(LANDED_MS)).wants_stop(lambda: True)

@@ -1,19 +1,19 @@
-"""From bytes to lines: where they end, how they are numbered, and the pieces of large files."""
+"""From bytes to lines: where they end, how they are numbered, and the parts of large files."""
 
 import pytest
 
 from pipeline.core.ids import LINE_NO_MAX
 from pipeline.core.messages import Reason
 from pipeline.ingest import parsing
-from pipeline.ingest.parsing import FileText, ParsedPiece, parse_file
+from pipeline.ingest.parsing import FileText, ParsedPart, parse_file
 from tests.ingest.files import ARRIVAL_MS, TOKEN, dues, members, parsed
 
-GOOD = b'{"message":"m","due":5}'
+GOOD = b'{"message":"m","due":1700000000005}'
 
 
-def places(piece: ParsedPiece) -> list[tuple[int, str]]:
+def places(part: ParsedPart) -> list[tuple[int, str]]:
     """Where the lines stood that are no requests, and what they were."""
-    return [(line.line_no, line.raw) for line in piece.rejected]
+    return [(line.line_no, line.raw) for line in part.rejected]
 
 
 @pytest.mark.parametrize(
@@ -31,8 +31,8 @@ def places(piece: ParsedPiece) -> list[tuple[int, str]]:
     ],
 )
 def test_lines_end_with_a_newline_only(content: bytes, wanted: list[tuple[int, str]], blank: int) -> None:
-    piece = parsed(content)
-    assert (places(piece), piece.blank, piece.lines) == (wanted, blank, len(wanted) + blank)
+    part = parsed(content)
+    assert (places(part), part.blank, part.lines) == (wanted, blank, len(wanted) + blank)
 
 
 def test_a_later_segment_counts_on_and_has_no_byte_order_mark() -> None:
@@ -40,21 +40,21 @@ def test_a_later_segment_counts_on_and_has_no_byte_order_mark() -> None:
 
 
 def test_a_csv_header_is_no_line_and_rows_are_numbered_from_the_first_line() -> None:
-    piece = parsed(b"\xef\xbb\xbfdue,message\r\n5,m\r\n\r\n6,n\nx", "csv", 2)
-    assert members(piece) == [f"{TOKEN}00000002mm".encode(), f"{TOKEN}00000004mn".encode()]
-    assert (places(piece), piece.lines, piece.blank) == ([(5, "x")], 4, 1)
+    part = parsed(b"\xef\xbb\xbfdue,message\r\n1700000000005,m\r\n\r\n1700000000006,n\nx", "csv", 2)
+    assert members(part) == [f"{TOKEN}00000002mm".encode(), f"{TOKEN}00000004mn".encode()]
+    assert (places(part), part.lines, part.blank) == ([(5, "x")], 4, 1)
 
 
 @pytest.mark.parametrize("content", [b"", b"due,message", b"due,message\n"])
 def test_a_csv_file_without_rows_has_no_lines(content: bytes) -> None:
-    piece = parsed(content, "csv", 2)
-    assert (members(piece), piece.rejected, piece.lines, piece.blank) == ([], [], 0, 0)
+    part = parsed(content, "csv", 2)
+    assert (members(part), part.rejected, part.lines, part.blank) == ([], [], 0, 0)
 
 
 def test_a_socket_line_brings_its_own_arrival() -> None:
     delay = b'{"message":"m","delay_sec":1}'
-    piece = parsed(b"17\t" + delay + b"\r\n18\t\n19\t" + delay + b"\tx\n20\t" + delay, "sock")
-    assert (dues(piece), piece.blank, places(piece)) == ([1017, 1020], 1, [(3, delay.decode() + "\tx")])
+    part = parsed(b"17\t" + delay + b"\r\n18\t\n19\t" + delay + b"\tx\n20\t" + delay, "sock")
+    assert (dues(part), part.blank, places(part)) == ([1017, 1020], 1, [(3, delay.decode() + "\tx")])
 
 
 @pytest.mark.parametrize("line", [b"x", GOOD, b"-1\tx", b"\tx", b"1" * 30 + b"\tx", b"1x\ty"])
@@ -64,19 +64,22 @@ def test_a_socket_line_without_an_arrival_is_rejected(line: bytes) -> None:
 
 
 def test_one_bad_byte_spoils_its_own_line_only() -> None:
-    content = 'é\n{"message":"é","due":5}\n'.encode() + b'\xff{"x"\xc3\n{"message":"\xc3\xa9","due":6}\r\n'
-    piece = parsed(content + GOOD + b"\xc3\r\n")
-    assert [m.decode()[22:] for m in members(piece)] == ["mé", "mé"]
-    assert [(r.line_no, r.rejection.reason) for r in piece.rejected] == [
+    content = (
+        'é\n{"message":"é","due":1700000000005}\n'.encode()
+        + b'\xff{"x"\xc3\n{"message":"\xc3\xa9","due":1700000000006}\r\n'
+    )
+    part = parsed(content + GOOD + b"\xc3\r\n")
+    assert [m.decode()[22:] for m in members(part)] == ["mé", "mé"]
+    assert [(r.line_no, r.rejection.reason) for r in part.rejected] == [
         (1, Reason.NOT_JSON), (3, Reason.NOT_UTF8), (5, Reason.NOT_UTF8)
     ]  # fmt: skip
-    assert piece.rejected[1].raw == '\ufffd{"x"\ufffd'
+    assert part.rejected[1].raw == '\ufffd{"x"\ufffd'
 
 
 def test_the_highest_line_number_is_taken_and_the_next_is_not() -> None:
-    piece = parsed(GOOD + b"\n" + GOOD, first_line=LINE_NO_MAX)
-    assert members(piece) == [f"{TOKEN}ffffffffmm".encode()]
-    assert [(r.line_no, r.rejection.reason) for r in piece.rejected] == [(LINE_NO_MAX + 1, Reason.LINE_NO_TOO_HIGH)]
+    part = parsed(GOOD + b"\n" + GOOD, first_line=LINE_NO_MAX)
+    assert members(part) == [f"{TOKEN}ffffffffmm".encode()]
+    assert [(r.line_no, r.rejection.reason) for r in part.rejected] == [(LINE_NO_MAX + 1, Reason.LINE_NO_TOO_HIGH)]
 
 
 @pytest.mark.parametrize("arrival_ms", [-1, 253_402_300_800_000])
@@ -90,18 +93,18 @@ def test_equal_lines_are_two_messages() -> None:
 
 
 @pytest.mark.parametrize("kind", ["json", "csv"])
-def test_a_large_file_comes_in_pieces_that_count_on_and_have_fences_of_their_own(
+def test_a_large_file_comes_in_parts_that_count_on_and_have_markers_of_their_own(
     monkeypatch: pytest.MonkeyPatch, kind: parsing.Kind
 ) -> None:
-    monkeypatch.setattr(parsing, "PIECE_BYTES", 100)
-    head, line = (b"due,message\n", b"5,m\n") if kind == "csv" else (b"", GOOD + b"\n")
+    monkeypatch.setattr(parsing, "PART_BYTES", 100)
+    head, line = (b"due,message\n", b"1700000000005,m\n") if kind == "csv" else (b"", GOOD + b"\n")
     first_line = 2 if kind == "csv" else 1
     whole = head + line * 200
-    pieces = list(parse_file(FileText(TOKEN, first_line, kind, "a", ARRIVAL_MS, whole)))
-    assert [m for piece in pieces for m in members(piece)] == [
+    parts = list(parse_file(FileText(TOKEN, first_line, kind, "a", ARRIVAL_MS, whole)))
+    assert [m for part in parts for m in members(part)] == [
         f"{TOKEN}{first_line + n:08x}mm".encode() for n in range(200)
     ]
-    assert pieces[0].fence_token == TOKEN
-    assert pieces[1].fence_token == f"{TOKEN}.{first_line + pieces[0].lines}"
-    assert len({piece.fence_token for piece in pieces}) == len(pieces) > 5
-    assert sum(piece.lines for piece in pieces) == 200
+    assert parts[0].part_id == TOKEN
+    assert parts[1].part_id == f"{TOKEN}.{first_line + parts[0].lines}"
+    assert len({part.part_id for part in parts}) == len(parts) > 5
+    assert sum(part.lines for part in parts) == 200

@@ -3,7 +3,6 @@
 import io
 import logging
 import uuid
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,36 +11,18 @@ from pyspark.sql import SparkSession
 from pipeline.config import RedisSettings
 from pipeline.core.errors import StoreUnavailable
 from pipeline.core.ids import encode_token
-from pipeline.ingest import progress as module
-from pipeline.ingest.bar import Intake, intake_bar
-from pipeline.ingest.checkpoint import begin_anew
-from pipeline.ingest.progress import BatchReporter, WaitingFiles, batch_line
-from pipeline.ingest.sources import read_landing
+from pipeline.ingest.bar import StoredBytes, intake_bar
+from pipeline.ingest.landed import LandingFiles
+from pipeline.ingest.progress import BatchReporter, batch_line
+from pipeline.ingest.readers import read_landing
 from pipeline.ingest.writer import BatchWriter, Summary, WriterSettings
 from pipeline.store.connection import connect
-from pipeline.store.ingests import KEEP_SEC, IngestProgress, read_progress, write_progress
+from pipeline.store.heartbeats import INGEST_KEEP_SEC, IngestProgress, read_ingests, write_ingest
 from pipeline.store.keys import Keys
-from tests.servers import RealServer, real_server
+from tests.clock import ManualClock
+from tests.servers import RealServer
 
 NOW_MS = 1_700_000_060_000
-
-
-class ManualClock:
-    """Stands still, or moves by hand."""
-
-    now_ms = 0.0
-
-    def wall_ms(self) -> int:
-        return NOW_MS + round(self.now_ms)
-
-    def monotonic_ms(self) -> float:
-        return self.now_ms
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[RealServer]:
-    with real_server() as running:
-        yield running
 
 
 @pytest.fixture
@@ -54,7 +35,7 @@ def progress(source_id: str, last_batch_ms: int, **changed: object) -> IngestPro
         "source_id": source_id,
         "reads": "/in/größe",
         "started_ms": NOW_MS,
-        **dict.fromkeys(("batches", "files", "lines", "stored", "known", "rejected", "blank"), 3),
+        **dict.fromkeys(("batches", "files", "lines", "stored", "duplicates", "rejected", "blank"), 3),
         "last_batch_ms": last_batch_ms,
         **dict.fromkeys(("last_lines", "last_lines_per_sec", "last_took_ms"), 4),
         "last_oldest_waiting_ms": None,
@@ -65,10 +46,10 @@ def progress(source_id: str, last_batch_ms: int, **changed: object) -> IngestPro
 
 def test_a_batch_is_one_line_of_a_screen_also_with_a_million_lines() -> None:
     line = batch_line(12, Summary(lines=1_000_000, stored=1_000_000), 4.05, 12_345)
-    assert line == "batch 12: 1,000,000 in, 1,000,000 stored, 0 known, 0 rejected, 247k/s, oldest waits 12.3 s"
-    assert len("2026-11-21 04:00:06 ingest: ") + len(line) < 120
-    few = Summary(lines=9, stored=6, known=2, rejected=1)
-    assert batch_line(0, few, 0.0, None) == "batch 0: 9 in, 6 stored, 2 known, 1 rejected, 9,000/s"
+    assert line == "batch 12: 1,000,000 in, 1,000,000 stored, 0 duplicates, 0 rejected, 247k/s, backlog 12.3 s"
+    assert len("2026-11-21 04:00:06Z ingest: ") + len(line) < 120
+    few = Summary(lines=9, stored=6, duplicates=2, rejected=1)
+    assert batch_line(0, few, 0.0, None) == "batch 0: 9 in, 6 stored, 2 duplicates, 1 rejected, 9,000/s"
 
 
 def land(landing: Path, age_ms: int, content: str = '{"message":"m","delay_sec":0}\n{"message":"x"}\n') -> str:
@@ -83,7 +64,9 @@ def take_in(spark: SparkSession, folder: Path, redis: RedisSettings, reporter: B
     """Run a query that a reporter listens to, as the job does."""
     spark.streams.addListener(reporter)
     try:
-        writer = BatchWriter(WriterSettings(redis, "s", str(folder / "rejects"), 100), ManualClock(), reporter.report)
+        writer = BatchWriter(
+            WriterSettings(redis, "s", str(folder / "rejects"), 100), ManualClock(NOW_MS), reporter.report
+        )
         files = read_landing(spark, str(folder / "landing"), 1 << 20)
         query = files.writeStream.foreachBatch(writer).option("checkpointLocation", str(folder / "checkpoint"))
         running = query.trigger(availableNow=True).start()
@@ -98,26 +81,29 @@ def test_each_batch_that_had_lines_is_told_to_a_log_and_to_the_store(
 ) -> None:
     caplog.set_level(logging.INFO, logger="pipeline.ingest.progress")
     client, keys = connect(redis), Keys(redis.namespace)
-    waiting = WaitingFiles(tmp_path / "checkpoint", tmp_path / "landing", ManualClock())
-    reporter = BatchReporter("s", "/in", waiting, lambda told: write_progress(client, keys, told), ManualClock())
+    files = LandingFiles(tmp_path / "landing", tmp_path / "checkpoint", lambda tokens: [], ManualClock(NOW_MS))
+    reporter = BatchReporter("s", "/in", files, lambda told: write_ingest(client, keys, told), ManualClock(NOW_MS))
     land(tmp_path / "landing", 7_000)
     land(tmp_path / "landing", 6_000)
     take_in(spark, tmp_path, redis, reporter)
     land(tmp_path / "landing", 5_000)
     take_in(spark, tmp_path, redis, reporter)
     take_in(spark, tmp_path, redis, reporter)  # nothing new
+    assert list((tmp_path / "landing").iterdir()) == [], "what a committed batch has stored is deleted"
 
     lines = [record.getMessage() for record in caplog.records]
-    assert [line.partition(":")[2].rpartition(" rejected")[0] for line in lines] == [
-        " 4 in, 2 stored, 0 known, 2",
-        " 2 in, 1 stored, 0 known, 1",
+    assert [line.partition(":")[2].rpartition(" rejected")[0] for line in lines[::2]] == [
+        " 4 in, 2 stored, 0 duplicates, 2",
+        " 2 in, 1 stored, 0 duplicates, 1",
     ]
-    assert all(line.endswith("/s, oldest waits 0.0 s") for line in lines)
-    [told] = read_progress(client, keys)
+    assert all(line.endswith("/s, backlog 0.0 s") for line in lines[::2])
+    assert lines[1::2] == [f"{count} rejected, see rejects (first: a.json line 2, missing_due)" for count in (2, 1)]
+    [told] = read_ingests(client, keys)
     assert (told.reads, told.batches, told.files, told.lines, told.stored, told.rejected) == ("/in", 2, 3, 6, 3, 3)
     assert (told.last_lines, told.last_batch_ms, told.last_oldest_waiting_ms) == (2, NOW_MS, 0)
     assert {"addBatch", "queryPlanning", "latestOffset", "walCommit"} <= told.last_phases_ms.keys()
     assert told.last_took_ms >= told.last_phases_ms["addBatch"] > 0
+    assert reporter.total_text() == "2 batches: 6 lines, 3 stored, 0 duplicates, 3 rejected"
 
 
 def test_a_store_that_does_not_answer_disturbs_no_query_and_is_told_the_sums_later(
@@ -130,7 +116,7 @@ def test_a_store_that_does_not_answer_disturbs_no_query_and_is_told_the_sums_lat
         if len(told) == 1:
             raise StoreUnavailable("Redis does not answer.")
 
-    reporter = BatchReporter("s", "/in", None, refuse_the_first, ManualClock())
+    reporter = BatchReporter("s", "/in", None, refuse_the_first, ManualClock(NOW_MS))
     for _ in range(2):
         land(tmp_path / "landing", len(told) + 1)
         take_in(spark, tmp_path, redis, reporter)
@@ -138,48 +124,17 @@ def test_a_store_that_does_not_answer_disturbs_no_query_and_is_told_the_sums_lat
     assert told[0].last_oldest_waiting_ms is None
 
 
-def test_the_oldest_file_that_is_not_stored_is_found(
-    spark: SparkSession, tmp_path: Path, redis: RedisSettings, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    landing, checkpoint = tmp_path / "landing", tmp_path / "checkpoint"
-    waiting = WaitingFiles(checkpoint, landing, ManualClock())
-    assert waiting.oldest_ms(0) is None, "there is no such batch"
-
-    after: list[int | None] = []
-
-    class Watching(BatchReporter):
-        """Files land while each batch is stored, and Spark has deleted nothing yet."""
-
-        def report(self, batch_id: int, summary: Summary, elapsed_sec: float) -> None:
-            after.append(waiting.oldest_ms(batch_id))
-            land(landing, 4_000)
-            land(landing, 3_000)
-            after.append(waiting.oldest_ms(batch_id))
-
-    reporter = Watching("s", "/in", None, lambda _: None, ManualClock())
-    read = land(landing, 9_000)
-    take_in(spark, tmp_path, redis, reporter)
-    assert after == [0, 4_000]
-    (landing / read).write_text("")  # Spark deletes late: it doesn't count as long as it is known to be stored
-    monkeypatch.setattr(module, "LISTED_MAX", 3)
-    assert waiting.oldest_ms(0) == 4_000
-    begin_anew(checkpoint)
-    land(landing, 8_000)
-    take_in(spark, tmp_path, redis, reporter)
-    assert after[2] == 0, "a new checkpoint counts from 0, and all of this was read"
-
-
-def test_what_jobs_tell_of_themselves_is_bounded_in_time(redis: RedisSettings) -> None:
+def test_what_jobs_tell_of_themselves_is_bounded_in_time(redis: RedisSettings, server: RealServer) -> None:
     client, keys = connect(redis), Keys(redis.namespace)
-    write_progress(client, keys, progress("old", NOW_MS - KEEP_SEC * 1000 - 1))
-    write_progress(client, keys, progress("one", NOW_MS - 1))
-    write_progress(client, keys, progress("two", NOW_MS))
-    assert read_progress(client, keys) == [progress("two", NOW_MS), progress("one", NOW_MS - 1)]
-    assert client.ttl(keys.ingest("two")) == KEEP_SEC
+    write_ingest(client, keys, progress("old", NOW_MS - INGEST_KEEP_SEC * 1000 - 1))
+    write_ingest(client, keys, progress("one", NOW_MS - 1))
+    write_ingest(client, keys, progress("two", NOW_MS))
+    assert read_ingests(client, keys) == [progress("two", NOW_MS), progress("one", NOW_MS - 1)]
+    assert server.client().ttl(keys.ingest("two")) == INGEST_KEEP_SEC
     client.delete(keys.ingest("two"))
     client.hset(keys.ingest("one"), "reads", '"/elsewhere"')
     client.hdel(keys.ingest("one"), "blank")
-    assert read_progress(client, keys) == []
+    assert read_ingests(client, keys) == []
 
 
 class Terminal(io.StringIO):
@@ -189,22 +144,22 @@ class Terminal(io.StringIO):
         return True
 
 
-def test_bytes_taken_in_follow_the_fences_and_the_files_that_are_gone(tmp_path: Path) -> None:
-    fenced, gone, waiting = (land(tmp_path, age_ms, "x" * size) for age_ms, size in ((9, 100), (8, 10), (7, 1)))
-    fences = {fenced[:14]: "5 00000001"}
-    intake = Intake(tmp_path, lambda tokens: [fences.get(token, "") for token in tokens])
-    assert (intake.total_bytes, intake.taken_bytes()) == (111, 0)
-    fences[fenced[:14]] = "all"
-    assert intake.taken_bytes() == 100
+def test_bytes_taken_in_follow_the_markers_and_the_files_that_are_gone(tmp_path: Path) -> None:
+    marked, gone, waiting = (land(tmp_path, age_ms, "x" * size) for age_ms, size in ((9, 100), (8, 10), (7, 1)))
+    markers = {marked[:14]: "5 00000001"}
+    stored = StoredBytes(tmp_path, lambda tokens: [markers.get(token, "") for token in tokens])
+    assert (stored.total_bytes, stored.count()) == (111, 0)
+    markers[marked[:14]] = "all"
+    assert stored.count() == 100
     (tmp_path / gone).unlink()
-    assert intake.taken_bytes() == 110
-    (tmp_path / fenced).unlink()
+    assert stored.count() == 110
+    (tmp_path / marked).unlink()
     (tmp_path / waiting).unlink()
-    assert intake.taken_bytes() == 111
+    assert stored.count() == 111
 
 
 def test_a_terminal_gets_a_bar_with_log_lines_above_it(tmp_path: Path) -> None:
-    name, clock, terminal = land(tmp_path, 9_000), ManualClock(), Terminal()
+    name, clock, terminal = land(tmp_path, 9_000), ManualClock(NOW_MS), Terminal()
     with intake_bar(tmp_path, lambda tokens: ["" for _ in tokens], terminal, clock) as move:
         move()
         (tmp_path / name).unlink()
@@ -220,7 +175,7 @@ def test_a_store_that_does_not_answer_leaves_the_bar_where_it_is(tmp_path: Path)
 
     land(tmp_path, 9_000)
     terminal = Terminal()
-    with intake_bar(tmp_path, refuse, terminal, ManualClock()) as move:
+    with intake_bar(tmp_path, refuse, terminal, ManualClock(NOW_MS)) as move:
         move()
     assert "100%" not in terminal.getvalue()
 
@@ -228,6 +183,6 @@ def test_a_store_that_does_not_answer_leaves_the_bar_where_it_is(tmp_path: Path)
 def test_what_is_no_terminal_gets_no_bar(tmp_path: Path) -> None:
     land(tmp_path, 9_000)
     stream = io.StringIO()
-    with intake_bar(tmp_path, lambda tokens: ["" for _ in tokens], stream, ManualClock()) as move:
+    with intake_bar(tmp_path, lambda tokens: ["" for _ in tokens], stream, ManualClock(NOW_MS)) as move:
         move()
     assert stream.getvalue() == ""

@@ -7,9 +7,10 @@ import pytest
 from py4j.protocol import Py4JError, Py4JNetworkError
 
 from pipeline.core.errors import ConfigError, PipelineError, StoreUnavailable
-from pipeline.core.ids import encode_token
-from pipeline.ingest.loop import FenceSweeper, raise_failure, run_to_the_end
+from pipeline.core.ids import encode_token, token_epoch_ms
+from pipeline.ingest.loop import MarkerSweeper, raise_failure, run_to_the_end
 from pipeline.ingest.query import bind_checkpoint, java_watched, query_failure
+from tests.clock import ManualClock
 
 HOUR_MS = 3_600_000
 LANDED_MS = 1_700_000_000_000
@@ -82,85 +83,91 @@ def test_what_else_goes_wrong_is_not_taken_for_the_end_of_java() -> None:
         meet(ValueError("ours"), stopping=True)
 
 
-class Fences:
-    """A store that only knows fences, and may not answer."""
+class Markers:
+    """A store that only knows markers, and may not answer."""
 
     def __init__(self, *tokens: str) -> None:
         self.tokens = set(tokens)
+        self.moved: list[tuple[str, int]] = []  # later than when the file was claimed, also on several shards
         self.answers = True
 
-    def fenced_tokens(self, source_id: str) -> list[str]:
+    def marked_parts(self, source_id: str) -> list[tuple[str, int]]:
         if not self.answers:
             raise StoreUnavailable("Redis does not answer.")
-        return sorted(self.tokens)
+        claimed = [(token, token_epoch_ms(token.partition(".")[0])) for token in self.tokens]
+        return [*claimed, *((token, moved_ms) for token, moved_ms in self.moved if token in self.tokens)]
 
-    def forget_fences(self, source_id: str, file_tokens: Sequence[str]) -> None:
+    def forget_markers(self, source_id: str, file_tokens: Sequence[str]) -> None:
         self.tokens -= set(file_tokens)
-
-
-class ManualClock:
-    """Wall and monotonic time move together."""
-
-    def __init__(self) -> None:
-        self.now_ms = 0.0
-
-    def wall_ms(self) -> int:
-        return LANDED_MS + round(self.now_ms)
-
-    def monotonic_ms(self) -> float:
-        return self.now_ms
 
 
 def token_of(minutes: int) -> str:
     return encode_token(LANDED_MS + minutes * 60_000, 1)
 
 
-def test_a_fence_outlives_its_file_by_the_configured_time(tmp_path: Path) -> None:
-    clock, gone, here = ManualClock(), token_of(0), token_of(1)
-    fences = Fences(gone, here)
+def test_a_marker_outlives_its_file_by_the_configured_time(tmp_path: Path) -> None:
+    clock, gone, here = ManualClock(LANDED_MS), token_of(0), token_of(1)
+    markers = Markers(gone, here)
     (tmp_path / f"{here}.1.json.a+json").write_text("")
-    sweeper = FenceSweeper(fences, "source", tmp_path, HOUR_MS, clock)
+    sweeper = MarkerSweeper(markers, "source", tmp_path, HOUR_MS, clock)
     for minutes in (0, 30, 60):
         clock.now_ms = minutes * 60_000
         sweeper.sweep()
-        assert fences.tokens == {gone, here}
+        assert markers.tokens == {gone, here}
     clock.now_ms = 71 * 60_000
     sweeper.sweep()
-    assert fences.tokens == {here}
+    assert markers.tokens == {here}
 
 
 def test_a_file_that_was_gone_before_the_start_is_forgotten_at_the_start(tmp_path: Path) -> None:
-    clock, old, young = ManualClock(), token_of(-61), token_of(-59)
-    fences = Fences(old, young)
-    FenceSweeper(fences, "source", tmp_path, HOUR_MS, clock).sweep()
-    assert fences.tokens == {young}
+    clock, old, young = ManualClock(LANDED_MS), token_of(-61), token_of(-59)
+    markers = Markers(old, young)
+    MarkerSweeper(markers, "source", tmp_path, HOUR_MS, clock).sweep()
+    assert markers.tokens == {young}
 
 
-def test_a_file_that_was_just_deleted_keeps_its_fence_until_the_next_look(tmp_path: Path) -> None:
-    clock, old = ManualClock(), token_of(-120)
-    fences = Fences(old)
+def test_a_file_that_was_just_deleted_keeps_its_marker_until_the_next_look(tmp_path: Path) -> None:
+    clock, old = ManualClock(LANDED_MS), token_of(-120)
+    markers = Markers(old)
     landed = tmp_path / f"{old}.1.json.a+json"
     landed.write_text("")
-    sweeper = FenceSweeper(fences, "source", tmp_path, HOUR_MS, clock)
+    sweeper = MarkerSweeper(markers, "source", tmp_path, HOUR_MS, clock)
     sweeper.sweep()
     landed.unlink()
     clock.now_ms = 10 * 60_000
     sweeper.sweep()
-    assert fences.tokens == {old}
+    assert markers.tokens == {old}
     clock.now_ms = 20 * 60_000
     sweeper.sweep()
-    assert fences.tokens == set()
+    assert markers.tokens == set()
+
+
+@pytest.mark.parametrize("shards", [1, 2])
+def test_a_marker_is_kept_from_its_last_move_however_long_the_file_waited_before(tmp_path: Path, shards: int) -> None:
+    clock, waited, part = ManualClock(LANDED_MS), token_of(-120), f"{token_of(-120)}.5"
+    markers = Markers(waited, part)
+    markers.moved = [(waited, LANDED_MS), (part, LANDED_MS)][::-1]
+    if shards == 2:  # the other one moved it earlier
+        markers.moved += [(waited, LANDED_MS - 2 * HOUR_MS), (part, LANDED_MS - 2 * HOUR_MS)]
+    sweeper = MarkerSweeper(markers, "source", tmp_path, HOUR_MS, clock)
+    for minutes in (0, 30, 60):
+        clock.now_ms = minutes * 60_000
+        sweeper.sweep()
+        assert markers.tokens == {waited, part}
+    clock.now_ms = 71 * 60_000
+    sweeper.sweep()
+    assert markers.tokens == set()
 
 
 def test_a_server_that_does_not_answer_stops_no_sweep_for_good(tmp_path: Path) -> None:
-    clock, fences = ManualClock(), Fences(token_of(-61))
-    sweeper = FenceSweeper(fences, "source", tmp_path, HOUR_MS, clock)
-    fences.answers = False
+    clock, markers = ManualClock(LANDED_MS), Markers(token_of(-61))
+    sweeper = MarkerSweeper(markers, "source", tmp_path, HOUR_MS, clock)
+    markers.answers = False
     sweeper.sweep()
-    fences.answers = True
+    markers.answers = True
     clock.now_ms = HOUR_MS
     sweeper.sweep()
-    assert fences.tokens == set()
+    assert markers.tokens == set()
 
 
 class Query:
@@ -176,10 +183,10 @@ class Query:
 
 
 def test_a_query_that_takes_in_what_is_there_may_end_and_may_fail() -> None:
-    run_to_the_end(Query(None), lambda: False, ManualClock(), None, None)  # type: ignore[arg-type]
+    run_to_the_end(Query(None), lambda: False, ManualClock(LANDED_MS), None)  # type: ignore[arg-type]
     with pytest.raises(PipelineError, match=r"java\.io\.IOException: disk"):
         run_to_the_end(
-            Query(Exception("x\nCaused by: java.io.IOException: disk")), lambda: False, ManualClock(), None, None
+            Query(Exception("x\nCaused by: java.io.IOException: disk")), lambda: False, ManualClock(LANDED_MS), None
         )  # type: ignore[arg-type]
 
 

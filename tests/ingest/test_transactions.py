@@ -1,4 +1,4 @@
-"""From a parsed piece to transactions: order, fences, and where a writer takes up again."""
+"""From a parsed part to transactions: order, markers, and where a writer takes up again."""
 
 import random
 
@@ -9,10 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.core.ids import message_id
-from pipeline.ingest.parsing import ParsedPiece, RejectedLine
-from pipeline.ingest.transactions import ALL_STORED, PieceQueue, Step, parts_by_shard
-from pipeline.store.base import NO_FENCE, Transaction
-from pipeline.store.resp import unframe_pairs
+from pipeline.ingest.parsing import ParsedPart, RejectedLine
+from pipeline.ingest.transactions import ALL_STORED, PartQueue, Step, split_by_shard
+from pipeline.store.base import NO_MARKER, Transaction
 from pipeline.store.shards import shard_of
 from tests.ingest.files import TOKEN
 
@@ -20,28 +19,28 @@ START_MS = 1_700_000_400_000  # where a bucket begins
 BYTES_MAX = 10**6
 
 
-def queue_of(*due_ms: int, ids: dict[int, str] | None = None, token: str = TOKEN, rejected: int = 0) -> PieceQueue:
+def queue_of(*due_ms: int, ids: dict[int, str] | None = None, token: str = TOKEN, rejected: int = 0) -> PartQueue:
     """A queue of one line for each due time, from line 1 on; ids by index."""
-    return PieceQueue(piece_of(*due_ms, ids=ids, token=token, rejected=rejected))
+    return PartQueue(part_of(*due_ms, ids=ids, token=token, rejected=rejected))
 
 
-def piece_of(*due_ms: int, ids: dict[int, str] | None = None, token: str = TOKEN, rejected: int = 0) -> ParsedPiece:
+def part_of(*due_ms: int, ids: dict[int, str] | None = None, token: str = TOKEN, rejected: int = 0) -> ParsedPart:
     lines = range(1, len(due_ms) + 1)
     members = pa.array([f"{message_id(token, line)}m{line}".encode() for line in lines], pa.binary())
     refused: list[RejectedLine] = [None] * rejected  # type: ignore[list-item]
-    return ParsedPiece(
-        fence_token=token,
+    return ParsedPart(
+        part_id=token,
         line_nos=np.array(lines, np.int64),
         due_ms=np.array(due_ms, np.int64),
         members=members,
-        caller_ids=ids or {},
+        idempotency_keys=ids or {},
         rejected=refused,
         lines=len(lines),
         blank=0,
     )
 
 
-def steps(queues: list[PieceQueue], messages_max: int, bytes_max: int = BYTES_MAX) -> list[Transaction]:
+def steps(queues: list[PartQueue], messages_max: int, bytes_max: int = BYTES_MAX) -> list[Transaction]:
     """All transactions, each of them stored."""
     found = []
     while step := Step(queues, messages_max, bytes_max):
@@ -54,25 +53,20 @@ def bodies(transactions: list[Transaction]) -> list[str]:
     """The messages in the order in which they are stored; those with an id follow the others of their transaction."""
     found: list[bytes] = []
     for transaction in transactions:
-        for group in transaction.groups:
-            found += [member for _, member in unframe_pairs(group.wire)]
+        found += pa.array(transaction.rows.members).to_pylist()
         found += [message.member for message in transaction.identified]
     return [member.decode()[23:] for member in found]
 
 
-def test_messages_are_stored_in_order_of_due_time_then_of_lines_cut_by_bucket() -> None:
+def test_messages_are_stored_in_order_of_due_time_then_of_lines() -> None:
     (transaction,) = steps([queue_of(START_MS + 5, START_MS, START_MS + 600_000, START_MS)], 10)
-    a, b = START_MS, START_MS + 600_000
-    assert [(g.bucket_start_ms, [due_ms for due_ms, _ in unframe_pairs(g.wire)]) for g in transaction.groups] == [
-        (a, [a, a, a + 5]),
-        (b, [b]),
-    ]
+    assert list(transaction.rows.due_ms) == [START_MS, START_MS, START_MS + 5, START_MS + 600_000]
     assert bodies([transaction]) == ["2", "4", "1", "3"]
     (move,) = transaction.moves
-    assert (move.fence_token, move.before, move.after) == (TOKEN, NO_FENCE, ALL_STORED)
+    assert (move.part_id, move.before, move.after) == (TOKEN, NO_MARKER, ALL_STORED)
 
 
-def test_a_piece_is_stored_in_several_transactions_each_from_the_fence_of_the_one_before() -> None:
+def test_a_part_is_stored_in_several_transactions_each_from_the_marker_of_the_one_before() -> None:
     found = steps([queue_of(9, 8, 7, 7, 5)], 2)
     assert bodies(found) == ["5", "3", "4", "2", "1"]
     assert [(t.moves[0].before, t.moves[0].after) for t in found] == [
@@ -90,30 +84,29 @@ def test_whatever_was_stored_before_the_rest_is_stored_once(
     while (step := Step([first], size, BYTES_MAX)) and chance.random() < 0.7:
         stored += bodies([step.transaction])
         step.advance()
-    assert again.resume(first.fence) == len(stored)
+    assert again.resume(first.marker) == len(stored)
     stored += bodies(steps([again], other_size))
     assert sorted(stored, key=int) == [str(line) for line in range(1, len(dues) + 1)]
     assert again.is_stored
 
 
-def test_a_fence_that_went_back_is_followed() -> None:
+def test_a_marker_that_went_back_is_followed() -> None:
     queue = queue_of(1, 2, 3)
     steps([queue], 1)
     assert (queue.is_stored, queue.resume("1 00000001"), queue.left, queue.is_stored) == (True, 1, 2, False)
-    assert queue.resume(NO_FENCE) == 0
+    assert queue.resume(NO_MARKER) == 0
 
 
 def test_small_files_are_stored_together_in_order_of_due_time() -> None:
     queues = [queue_of(3, 1, token="A" * 14), queue_of(token="B" * 14), queue_of(2, token="C" * 14)]
     (transaction,) = steps(queues, 10)
     assert [move.after for move in transaction.moves] == ["all"] * 3
-    (group,) = transaction.groups
-    assert [due_ms for due_ms, _ in unframe_pairs(group.wire)] == [1, 2, 3]
+    assert list(transaction.rows.due_ms) == [1, 2, 3]
 
 
 def test_a_transaction_ends_in_the_middle_of_a_file_when_it_is_full() -> None:
     found = steps([queue_of(1, 2, token="A" * 14), queue_of(1, 2, 3, token="B" * 14)], 3)
-    assert [[(m.fence_token[0], m.after) for m in t.moves] for t in found] == [
+    assert [[(m.part_id[0], m.after) for m in t.moves] for t in found] == [
         [("A", "all"), ("B", "1 00000001")], [("B", "all")]
     ]  # fmt: skip
 
@@ -121,31 +114,31 @@ def test_a_transaction_ends_in_the_middle_of_a_file_when_it_is_full() -> None:
 @pytest.mark.parametrize(("bytes_max", "sizes"), [(1, [1, 1, 1, 1]), (48, [2, 2]), (1000, [4])])
 def test_long_messages_make_shorter_transactions(bytes_max: int, sizes: list[int]) -> None:
     found = steps([queue_of(1, 2, 3, 4)], 100, bytes_max)  # each member takes 24 bytes
-    assert [t.groups[0].count for t in found] == sizes
+    assert [len(t.rows) for t in found] == sizes
 
 
 def test_messages_with_an_id_go_apart_and_rejects_are_counted_once_at_the_end() -> None:
     found = steps([queue_of(3, 2, 1, ids={1: "b"}, rejected=7)], 2)
-    assert [[m.caller_id for m in t.identified] for t in found] == [["b"], []]
+    assert [[m.idempotency_key for m in t.identified] for t in found] == [["b"], []]
     assert [bodies([t]) for t in found] == [["3", "2"], ["1"]]
     assert [t.rejected for t in found] == [0, 7]
 
 
 @given(st.lists(st.sampled_from(["", "a", "b", "c", "d"]), max_size=20), st.integers(1, 5))
 def test_every_message_goes_to_one_shard_and_an_id_always_to_the_same(ids: list[str], shards: int) -> None:
-    callers = {index: caller_id for index, caller_id in enumerate(ids) if caller_id}
-    parts = parts_by_shard(piece_of(*range(len(ids)), ids=callers, rejected=2), shards)
+    callers = {index: idempotency_key for index, idempotency_key in enumerate(ids) if idempotency_key}
+    parts = split_by_shard(part_of(*range(len(ids)), ids=callers, rejected=2), shards)
     assert sorted(line for part in parts.values() for line in part.line_nos.tolist()) == list(range(1, len(ids) + 1))
     own = shard_of(TOKEN, shards)
     assert {shard: len(part.rejected) for shard, part in parts.items() if part.rejected} == {own: 2}
     for shard, part in parts.items():
         for index, line in enumerate(part.line_nos.tolist()):
-            caller_id = ids[line - 1]
-            assert part.caller_ids.get(index, "") == caller_id
-            assert shard == (shard_of(caller_id, shards) if caller_id else own)
+            idempotency_key = ids[line - 1]
+            assert part.idempotency_keys.get(index, "") == idempotency_key
+            assert shard == (shard_of(idempotency_key, shards) if idempotency_key else own)
             assert (part.due_ms[index], part.members[index].as_py()[23:]) == (line - 1, b"%d" % line)
 
 
-def test_a_piece_without_messages_still_moves_its_fence() -> None:
+def test_a_part_without_messages_still_moves_its_marker() -> None:
     (transaction,) = steps([queue_of(rejected=2)], 5)
-    assert (transaction.moves[0].after, transaction.groups, transaction.rejected) == (ALL_STORED, [], 2)
+    assert (transaction.moves[0].after, len(transaction.rows), transaction.rejected) == (ALL_STORED, 0, 2)

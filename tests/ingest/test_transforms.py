@@ -1,16 +1,22 @@
 """The DataFrame transforms: what they add, and to which rows."""
 
+import json
+import math
 import re
+from decimal import Decimal
+from typing import Any
 
+import pytest
 from chispa import assert_df_equality
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from pipeline.core.buckets import bucket_start_ms
-from pipeline.core.messages import Reason
+from pipeline.core.messages import Message, Reason
 from pipeline.ingest import transforms
-from pipeline.ingest.schemas import FILE_ROW, LINE_ROW
-from tests.ingest.files import ARRIVAL_MS, TOKEN, file_rows
+from pipeline.ingest.schemas import FILE_ROW
+from tests.cases.requests import CASES, Case
+from tests.ingest.files import ARRIVAL_MS, TOKEN
 
 
 def _named_files(spark: SparkSession, *names: str) -> DataFrame:
@@ -45,29 +51,107 @@ def test_a_direct_file_gets_a_token_from_its_path_and_time(spark: SparkSession) 
     assert rows == again
 
 
-def test_a_request_becomes_a_message_with_an_absolute_due_time(spark: SparkSession) -> None:
-    content = (
-        b'{"message":"tea","delay_sec":90.5}\n\n{"message":"no time"}\n'
-        b'{"message":"rent","due":"2026-01-31T12:00:00+02:00","id":"rent-1","topic":"home"}\n'
+REQUEST = (
+    "message string, due string, delay_sec double, countdown int, id string, topic string, headers map<string,string>"
+)
+FIELDS = [column.split()[0] for column in REQUEST.split(", ")]
+NEW_YEAR_MS = 1_767_225_600_000
+
+
+def judged(table: DataFrame) -> DataFrame:
+    """Due time, bucket and refusal of each request, as a table input sees them."""
+    rows = table.transform(transforms.with_message_text).transform(transforms.with_due_ms, ARRIVAL_MS)
+    return rows.transform(transforms.with_bucket).transform(transforms.with_refusal)
+
+
+def test_each_row_of_a_table_gets_its_due_time_its_bucket_and_why_it_is_refused(spark: SparkSession) -> None:
+    table = spark.createDataFrame(
+        [
+            ("tea", None, 90.5, None, None, None, None),
+            ("rent", "2026-01-01T00:00:00+00:00", None, None, "rent-1", "home", {"a": "b"}),
+            ("again", None, None, 5, None, None, None),
+            (None, None, 1.0, None, None, None, None),
+            ("when?", None, None, None, None, None, None),
+            ("when?", "2026-01-01T00:00:00", None, None, None, None, None),
+            ("late", None, -1.0, None, None, None, None),
+            ("who?", None, 1.0, None, "a b", None, None),
+        ],
+        REQUEST,
     )
-    rent_ms = 1_769_853_600_000
-    rows = file_rows(spark, [(TOKEN, 1, "json", content)]).transform(transforms.select_line_rows)
-    tea, rent = f"{TOKEN}00000001mtea", f'{TOKEN}00000004j{{"message":"rent","topic":"home","id":"rent-1"}}'
-    due_ms = ARRIVAL_MS + 90_500
+    found = judged(table).select("message", "due_ms", "bucket_start_ms", "refusal")
     wanted = [
-        (TOKEN, due_ms, bucket_start_ms(due_ms), bytearray(tea.encode()), None, None, None),
-        (TOKEN, rent_ms, rent_ms, bytearray(rent.encode()), "rent-1", None, None),
-        (TOKEN, None, None, None, None, 3, Reason.MISSING_DUE.value),
+        ("tea", ARRIVAL_MS + 90_500, bucket_start_ms(ARRIVAL_MS + 90_500), None),
+        ("rent", NEW_YEAR_MS, NEW_YEAR_MS, None),
+        ("again", ARRIVAL_MS + 5_000, bucket_start_ms(ARRIVAL_MS + 5_000), None),
+        (None, ARRIVAL_MS + 1_000, bucket_start_ms(ARRIVAL_MS + 1_000), "missing_message"),
+        ("when?", None, None, "missing_due"),
+        ("when?", None, None, "due_without_zone"),
+        ("late", None, None, "delay_out_of_range"),
+        ("who?", ARRIVAL_MS + 1_000, bucket_start_ms(ARRIVAL_MS + 1_000), "bad_id"),
     ]
-    assert_df_equality(rows, spark.createDataFrame(wanted, LINE_ROW))
+    assert_df_equality(found, spark.createDataFrame(wanted, found.schema), ignore_nullable=True)
 
 
-def test_the_same_files_give_the_same_rows_however_spark_cuts_its_work(spark: SparkSession) -> None:
-    content = b'{"message":"m","delay_sec":1}\n{"message":"m","delay_sec":1}\nx\n' * 50
-    files = file_rows(spark, [(f"{TOKEN[:-1]}{n}", 1, "json", content) for n in range(6)])
-    one, many = files.coalesce(1), files.repartition(5)
-    assert_df_equality(
-        one.transform(transforms.select_line_rows),
-        many.transform(transforms.select_line_rows),
-        ignore_row_order=True,
+def test_a_message_of_fields_is_written_as_json_and_a_timestamp_is_a_due_time(spark: SparkSession) -> None:
+    table = spark.range(1).select(
+        F.struct(F.lit(7).alias("order"), F.lit("tea").alias("what")).alias("message"),
+        F.timestamp_micros(F.lit(NEW_YEAR_MS * 1_000 + 1)).alias("due"),
     )
+    found = judged(table).select("message", "due_ms", "refusal")
+    wanted = [('{"order":7,"what":"tea"}', NEW_YEAR_MS + 1, None)]
+    assert_df_equality(found, spark.createDataFrame(wanted, found.schema), ignore_nullable=True)
+
+
+def test_a_whole_number_is_a_due_time_in_ms_and_seconds_are_refused(spark: SparkSession) -> None:
+    table = spark.createDataFrame(
+        [("m", NEW_YEAR_MS), ("m", NEW_YEAR_MS // 1000), ("m", -1)], "message string, due bigint"
+    )
+    found = judged(table).select("due_ms", "refusal")
+    wanted = [(NEW_YEAR_MS, None), (NEW_YEAR_MS // 1000, "due_in_seconds"), (-1, "due_out_of_range")]
+    assert_df_equality(found, spark.createDataFrame(wanted, found.schema), ignore_nullable=True)
+
+
+@pytest.mark.parametrize(
+    "column", ["due timestamp_ntz", "due date", "delay_sec string", "message bigint", "headers string"]
+)
+def test_a_column_of_a_type_that_no_request_has_is_an_error(spark: SparkSession, column: str) -> None:
+    with pytest.raises(TypeError, match=rf"^The column {column.split()[0]} is of type"):
+        judged(spark.createDataFrame([], column))
+
+
+# Reasons that are about the text of a line, or about a type that no column of ``REQUEST`` has.
+OF_LINES = [
+    Reason.NOT_JSON, Reason.NOT_UTF8, Reason.TRAILING_TEXT, Reason.NOT_AN_OBJECT, Reason.LINE_TOO_LONG, Reason.TOO_DEEP,
+    Reason.DUPLICATE_KEY, Reason.UNKNOWN_FIELD, Reason.WRONG_TYPE, Reason.BAD_HEADERS,
+]  # fmt: skip
+
+
+def request_of(case: Case) -> dict[str, Any] | None:
+    """The fields of a JSON line of the table, if a row of ``REQUEST`` (or with ``due`` as a number) can say the same."""
+    if case.kind != "json" or case.expected is None or case.expected in OF_LINES:
+        return None
+    row: dict[str, Any] = json.loads(case.line, parse_float=Decimal)
+    delay_sec = row.get("delay_sec")
+    if isinstance(delay_sec, int | Decimal):
+        row["delay_sec"] = float(str(delay_sec))  # infinite where it is too much for a double
+        if math.isfinite(row["delay_sec"]) and Decimal(repr(row["delay_sec"])) != delay_sec:
+            return None  # no double is this number
+    due, countdown = row.get("due"), row.get("countdown")
+    is_long = isinstance(due, int) and abs(due) >= 2**63
+    return None if is_long or not isinstance(countdown, int | None) else row
+
+
+def test_columns_judge_the_table_of_cases_as_the_reference_does(spark: SparkSession) -> None:
+    cases = [(case, row) for case in CASES if (row := request_of(case))]
+    assert len(cases) > 150
+    for schema, kind in ((REQUEST, str), (REQUEST.replace("due string", "due bigint"), int)):
+        chosen = [(case, row) for case, row in cases if isinstance(row.get("due"), kind | None)]
+        rows = [tuple(row.get(name) for name in FIELDS) for _, row in chosen]
+        found = judged(spark.createDataFrame(rows, schema)).select("due_ms", "refusal").collect()
+        wrong = [
+            (case.name, row.due_ms, row.refusal)
+            for (case, _), row in zip(chosen, found, strict=True)
+            if (case.expected.value if isinstance(case.expected, Reason) else None) != row.refusal
+            or (isinstance(case.expected, Message) and case.expected.due_ms != row.due_ms)
+        ]
+        assert wrong == []

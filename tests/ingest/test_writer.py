@@ -1,40 +1,38 @@
 """foreachBatch on a real server."""
 
 import json
+import socket
 import uuid
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from pyspark.sql import SparkSession
+from pyspark.errors import StreamingQueryException
+from pyspark.sql import DataFrame, SparkSession
 
 from pipeline.config import RedisSettings
 from pipeline.core.clock import SystemClock
 from pipeline.core.errors import StoreUnavailable
+from pipeline.ingest.parsing import FileText
+from pipeline.ingest.query import query_failure, start_query
+from pipeline.ingest.readers import read_landing
 from pipeline.ingest.rejects import WORK_NAME, RejectsWriter
-from pipeline.ingest.transactions import PieceQueue
+from pipeline.ingest.transactions import PartQueue
 from pipeline.ingest.writer import BatchWriter, ShardWriter, Summary, WriterSettings, open_stores
 from pipeline.store.connection import connect
 from pipeline.store.redis_store import RedisStore
 from pipeline.store.shards import keys_of
 from tests.ingest.files import TOKEN, file_rows, parsed
-from tests.servers import RealServer, real_server
+from tests.servers import RealServer
 
 CONTENT = b"""{"message":"first","delay_sec":1}
 {"message":"no time"}
 
 {"message":"second","delay_sec":2,"id":"order-1"}
 {"message":"second again","delay_sec":2,"id":"order-1"}
-{"message":"third","due":5}
+{"message":"third","due":1700000000005}
 """
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[RealServer]:
-    with real_server() as running:
-        yield running
 
 
 @pytest.fixture
@@ -61,10 +59,13 @@ def members(settings: WriterSettings) -> list[str]:
 def test_a_batch_is_stored_its_rejects_written_and_a_replay_stores_nothing(
     spark: SparkSession, settings: WriterSettings
 ) -> None:
-    assert write(spark, settings, CONTENT) == [Summary(lines=6, stored=3, known=1, rejected=1, blank=1)]
-    assert write(spark, settings, CONTENT) == [Summary(lines=6, stored=0, known=4, rejected=1, blank=1)]
+    first = "a.jsonl line 2, missing_due"
+    for stored, duplicates in ((3, 1), (0, 4)):
+        assert write(spark, settings, CONTENT) == [
+            Summary(lines=6, stored=stored, duplicates=duplicates, rejected=1, blank=1, first_reject=first)
+        ]
     assert sorted(members(settings)) == ['j{"message":"second","id":"order-1"}', "mfirst", "mthird"]
-    [path] = Path(settings.rejects).glob("*.jsonl")
+    [path] = Path(settings.rejects).glob("????-??-??-a.jsonl-*.jsonl")
     [record] = [json.loads(line) for line in path.read_text().splitlines()]
     assert (record["raw"], record["file"], record["line"], record["reason"]) == (
         '{"message":"no time"}',
@@ -74,13 +75,20 @@ def test_a_batch_is_stored_its_rejects_written_and_a_replay_stores_nothing(
     )
     assert record["detail"].endswith(".")
     counters = open_stores(settings.redis)[0].stats().counters
-    assert (counters["stored"], counters["known"], counters["rejected"]) == (3, 1, 1)
+    assert (counters["stored"], counters["duplicates"], counters["rejected"]) == (3, 1, 1)
 
 
-def test_several_files_in_one_batch_keep_their_own_fences(spark: SparkSession, settings: WriterSettings) -> None:
-    write(spark, settings, b'{"message":"a","due":1}\n' * 5, b'{"message":"b","due":1}\n', b"\n\n", b"")
+def test_several_files_in_one_batch_keep_their_own_markers(spark: SparkSession, settings: WriterSettings) -> None:
+    write(
+        spark,
+        settings,
+        b'{"message":"a","due":1700000000001}\n' * 5,
+        b'{"message":"b","due":1700000000001}\n',
+        b"\n\n",
+        b"",
+    )
     assert sorted(members(settings)) == ["ma"] * 5 + ["mb"]
-    assert len(list(open_stores(settings.redis)[0].fenced_tokens("source"))) == 4
+    assert len(list(open_stores(settings.redis)[0].marked_parts("source"))) == 4
 
 
 def test_shards_share_the_files_and_know_each_others_ids_and_each_has_its_hash_tag(
@@ -88,12 +96,19 @@ def test_shards_share_the_files_and_know_each_others_ids_and_each_has_its_hash_t
 ) -> None:
     settings = replace(settings, redis=replace(settings.redis, shards=3))
     one = b"".join(
-        b'{"message":"%d","due":5,"id":"order-%d"}\n{"message":"plain","due":5}\n' % (n, n) for n in range(20)
+        b'{"message":"%d","due":1700000000005,"id":"order-%d"}\n{"message":"plain","due":1700000000005}\n' % (n, n)
+        for n in range(20)
     )
-    other = b"".join(b'{"message":"again","due":5,"id":"order-%d"}\n' % n for n in range(25))
+    other = b"".join(b'{"message":"retry","due":1700000000005,"id":"order-%d"}\n' % n for n in range(25))
     assert write(spark, settings, one) == [Summary(lines=40, stored=40)]
-    assert write(spark, settings, one, other, *[b'{"message":"m","due":5}\n{"x":1}'] * 8) == [
-        Summary(lines=40 + 25 + 16, stored=5 + 8, known=40 + 20, rejected=8)
+    assert write(spark, settings, one, other, *[b'{"message":"m","due":1700000000005}\n{"x":1}'] * 8) == [
+        Summary(
+            lines=40 + 25 + 16,
+            stored=5 + 8,
+            duplicates=40 + 20,
+            rejected=8,
+            first_reject="a.jsonl line 2, unknown_field",
+        )
     ]
     each = [store.stats() for store in open_stores(settings.redis)]
     assert all(stats.scheduled for stats in each)
@@ -103,6 +118,36 @@ def test_shards_share_the_files_and_know_each_others_ids_and_each_has_its_hash_t
         key.decode().partition(":")[2][:2] for key in server.client().keys(f"{{{settings.redis.namespace}:*")
     )
     assert set(tags) == {"0}", "1}", "2}"}
+
+
+@pytest.mark.parametrize("configured", ["ignoreMissingFiles", "ignoreCorruptFiles"])
+def test_a_file_that_an_executor_does_not_see_fails_the_batch_with_its_name_and_the_host(
+    spark: SparkSession, settings: WriterSettings, tmp_path: Path, configured: str
+) -> None:
+    landing = tmp_path / "my landing%"
+    landing.mkdir()
+    names = [f"{TOKEN[:-1]}{number}.1.json.a=20b" for number in range(3)]
+    for name in names:
+        (landing / name).write_bytes(CONTENT)
+    write = BatchWriter(settings, SystemClock(), lambda *_: None)
+
+    def lose_one(batch: DataFrame, batch_id: int) -> None:
+        (landing / names[1]).unlink()  # the driver has listed it
+        write(batch, batch_id)
+
+    files = read_landing(spark, str(landing), 64_000_000)
+    spark.conf.set(f"spark.sql.files.{configured}", "true")
+    try:
+        query = start_query(files, lose_one, str(tmp_path / "checkpoint"), None)  # type: ignore[arg-type]
+        with pytest.raises(StreamingQueryException) as raised:
+            query.awaitTermination(120)
+    finally:
+        spark.conf.unset(f"spark.sql.files.{configured}")
+    assert str(query_failure(raised.value)) == (
+        f"An executor on {socket.gethostname()} does not see {landing / names[1]}: mount that folder on every executor "
+        "and start the job again; nothing of this batch was deleted."
+    )
+    assert list((tmp_path / "checkpoint" / "commits").glob("[0-9]*")) == []
 
 
 class UnhurriedDisk(RedisStore):
@@ -124,37 +169,45 @@ def test_a_batch_waits_for_the_disk_where_it_shall(
 ) -> None:
     shard = UnhurriedDisk(settings)
     writer = ShardWriter(shard, replace(settings, wait_for_disk=wait_for_disk))
-    writer.add(PieceQueue(parsed(b'{"message":"m","due":5}\n' * 3)))
+    writer.add(PartQueue(parsed(b'{"message":"m","due":1700000000005}\n' * 3)))
     assert writer.finish() == Summary(stored=3)
     assert shard.waits == waits
 
 
 def test_rejects_of_a_file_are_put_in_place_whole(tmp_path: Path) -> None:
+    one, two = landed("one 1.json", "T" * 14), landed("two.csv.gz", "U" * 14)
+    name = "2023-11-14-one_1.json-TTTTTTTTTTTTTT.jsonl"
     writer = RejectsWriter(tmp_path / "rejects")
-    writer.write("one", [{"line": 1}])
-    writer.write("one", [{"line": 2}])
+    writer.write(one, [{"line": 1}])
+    writer.write(one, [{"line": 2}])
     assert [p.name for p in tmp_path.rglob("*.jsonl")] == []
-    writer.write("two", [])
-    assert [p.name for p in tmp_path.rglob("*.jsonl")] == ["one.jsonl"]
+    writer.write(two, [])
+    assert [p.name for p in tmp_path.rglob("*.jsonl")] == [name]
     writer.close()
-    assert (tmp_path / "rejects" / "one.jsonl").read_text() == '{"line": 1}\n{"line": 2}\n'
-    assert files_in(tmp_path / "rejects") == ["one.jsonl"]
+    assert (tmp_path / "rejects" / name).read_text() == '{"line": 1}\n{"line": 2}\n'
+    assert files_in(tmp_path / "rejects") == [name]
 
 
 def test_what_a_dead_task_has_left_of_the_rejects_of_a_file_is_removed_with_the_next_try(tmp_path: Path) -> None:
-    folder = tmp_path / "rejects"
-    dead = RejectsWriter(folder)
-    dead.write("one", [{"line": 1}])
-    (left,) = (folder / WORK_NAME).iterdir()
-    left.rename(left.with_name("one.4711"))  # as a process of its own would have named it
+    folder, file = tmp_path / "rejects", landed("one.json", "T" * 14)
+    name = "2023-11-14-one.json-TTTTTTTTTTTTTT.jsonl"
+    slow, other = (
+        RejectsWriter(folder),
+        RejectsWriter(folder),
+    )  # of one process, or of containers with the same process id
+    slow.write(file, [{"line": 1}])
     (folder / WORK_NAME / "two.4711").write_text("of another file")
-    again = RejectsWriter(folder)
-    again.write("one", [{"line": 1}])
-    again.close()
-    assert files_in(folder) == ["one.jsonl", "two.4711"]
-    dead.close()  # it was only slow
-    assert files_in(folder) == ["one.jsonl", "two.4711"]
-    assert (folder / "one.jsonl").read_text() == '{"line": 1}\n'
+    other.write(file, [{"line": 1}])
+    assert len(files_in(folder)) == 3
+    other.close()
+    assert files_in(folder) == [name, "two.4711"]
+    slow.close()
+    assert files_in(folder) == [name, "two.4711"]
+    assert (folder / name).read_text() == '{"line": 1}\n'
+
+
+def landed(name: str, token: str) -> FileText:
+    return FileText(token, 1, "json", name, 1_700_000_000_123, b"")
 
 
 def files_in(folder: Path) -> list[str]:

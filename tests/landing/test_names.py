@@ -1,4 +1,7 @@
+"""Names read back as they were built, sort as they must, and hold nothing that Spark or a terminal would act on."""
+
 import os
+import re
 
 import pytest
 from hypothesis import given
@@ -17,6 +20,7 @@ from pipeline.landing.names import (
     parse_work_name,
     printable_name,
     quote_name,
+    rejects_name,
     unquote_name,
 )
 
@@ -25,9 +29,10 @@ tokens = st.builds(Token, st.integers(0, 2**42 - 2**20), st.integers(0, 2**42 - 
 
 
 @given(tokens, st.integers(1, 2**40), st.sampled_from(["json", "csv", "sock"]), file_names)
-def test_a_landing_name_reads_back_as_it_was_built(token, first_line, kind, original):
+def test_a_landing_name_reads_back_as_it_was_built(token: Token, first_line: int, kind: str, original: str) -> None:
     name = landing_name(token, first_line, kind, original)
     parsed = parse_landing_name(name)
+    assert parsed is not None
     assert len(name.encode()) <= 255 and "/" not in name and "%" not in name
     assert (parsed.token, parsed.first_line, parsed.kind) == (str(token), first_line, kind)
     assert original.startswith(parsed.original_name)
@@ -35,30 +40,53 @@ def test_a_landing_name_reads_back_as_it_was_built(token, first_line, kind, orig
         assert parsed.original_name == original
 
 
-@given(tokens, st.sampled_from(["json", "csv"]), st.booleans(), file_names)
-def test_a_work_name_reads_back_as_it_was_built(token, kind, gzipped, original):
-    work = WorkName(token, kind, gzipped, quote_name(original))
+@given(tokens, st.integers(0, 2**42), st.sampled_from(["json", "csv"]), st.booleans(), file_names)
+def test_a_work_name_reads_back_as_it_was_built(
+    token: Token, arrival_ms: int, kind: str, gzipped: bool, original: str
+) -> None:
+    work = WorkName(token, arrival_ms, kind, gzipped, quote_name(original))
+    assert len(str(work)) <= 255
     assert parse_work_name(str(work)) == work
     assert parse_landing_name(str(work)) is None
 
 
+@given(tokens, st.integers(-(2**63), 2**63), file_names)
+def test_the_name_of_rejects_is_safe_and_fits_a_file_name(token: Token, arrival_ms: int, original: str) -> None:
+    name = rejects_name(arrival_ms, original, str(token))
+    assert len(name.encode()) <= 255
+    assert re.fullmatch(r"[\w.-]+", name) and name[0].isdigit()
+
+
+@pytest.mark.parametrize(
+    ("original", "safe"),
+    [
+        ("bad.jsonl", "bad.jsonl"),
+        ("127.0.0.1:9999", "127.0.0.1_9999"),
+        ("größe 2.csv", "größe_2.csv"),
+        ("../\x1b\n", ".._"),
+    ],
+)
+def test_rejects_are_found_by_the_date_and_the_original_name(original: str, safe: str) -> None:
+    assert rejects_name(1_795_305_599_999, original, "TOKEN") == f"2026-11-21-{safe}-TOKEN.jsonl"
+
+
 @given(tokens, tokens)
-def test_tokens_sort_as_their_times_do(one, other):
+def test_tokens_sort_as_their_times_do(one: Token, other: Token) -> None:
     assert parse_token(str(one)) == one
     if one.epoch_ms < other.epoch_ms:
         assert str(one) < str(other)
 
 
-def test_a_token_of_today_does_not_begin_with_a_character_that_spark_ignores():
+def test_a_token_of_today_does_not_begin_with_a_character_that_spark_ignores() -> None:
     assert str(Token(1_800_000_000_000, 0))[0] not in "._"
 
 
-def test_a_long_name_is_cut_between_characters():
+def test_a_long_name_is_cut_between_characters() -> None:
     assert unquote_name(quote_name("\N{SNOWMAN}" * 100)) == "\N{SNOWMAN}" * 16
     assert quote_name("a" * 300) == "a" * 150
 
 
-def test_a_name_that_is_not_utf8_can_be_printed():
+def test_a_name_that_is_not_utf8_can_be_printed() -> None:
     name = os.fsdecode(b"\xff.json")
     assert unquote_name(quote_name(name)) == printable_name(name) == "\ufffd.json"
 
@@ -66,7 +94,7 @@ def test_a_name_that_is_not_utf8_can_be_printed():
 @pytest.mark.parametrize(
     "name", ["", ".lock", "x", "x.1.json.y", "-" * 14 + ".x.json.y", "-" * 14 + ".1.xml.y", "part-00000.json"]
 )
-def test_other_names_are_not_landing_names(name):
+def test_other_names_are_not_landing_names(name: str) -> None:
     assert parse_landing_name(name) is None
     assert parse_work_name(".work-" + name) is None
 
@@ -79,7 +107,7 @@ def test_other_names_are_not_landing_names(name):
         ("a.json.bak", None), (".json", None), ("a.gz.json", ("json", False)),
     ],
 )  # fmt: skip
-def test_the_suffix_tells_the_kind(name, kind):
+def test_the_suffix_decides_the_kind(name: str, kind: tuple[str, bool] | None) -> None:
     assert kind_of(name) == kind
 
 
@@ -97,12 +125,12 @@ def test_the_suffix_tells_the_kind(name, kind):
         "x.json._COPYING_",
     ],
 )
-def test_names_of_unfinished_files_are_known(name):
+def test_names_of_unfinished_files_are_known(name: str) -> None:
     assert is_unfinished(name)
     assert not is_unfinished("x.json")
 
 
-def test_token_times_rise_when_the_clock_stands_still_or_goes_back():
+def test_token_times_rise_when_the_clock_stands_still_or_goes_back() -> None:
     maker = TokenMaker(last_epoch_ms=1000)
     times = [maker.make(now).epoch_ms for now in (5, 2000, 2000, 1999, 3000)]
     assert times == [1001, 2000, 2001, 2002, 3000]

@@ -1,12 +1,10 @@
 """Landing files as the tests say them, and the transactions that store them."""
 
 from dataclasses import dataclass
-from itertools import groupby
 
-from pipeline.core.messages import encode_member
-from pipeline.store.base import NO_FENCE, Transaction
-from pipeline.store.resp import unframe_pairs
-from tests.store.builders import group, member, transaction
+from pipeline.core.messages import Message
+from pipeline.store.base import NO_MARKER, Transaction
+from tests.store.builders import BUCKET_MS, in_rows, member, transaction
 
 ALL = "all"
 
@@ -17,43 +15,43 @@ class Line:
 
     number: int
     due_ms: int | None
-    caller_id: str = ""
+    idempotency_key: str = ""
 
 
 @dataclass(frozen=True)
 class LandedFile:
-    """A file is stored from place to place; the store does not read a fence, so that its text is the place."""
+    """A file is stored from place to place; the store does not read a marker, so that its text is the place."""
 
     token: str
     lines: tuple[Line, ...]
     topics: tuple[str, ...] = ()  # that its lines take turns with; without, their messages are plain
 
-    def member_of(self, number: int, caller_id: str) -> bytes:
+    def member_of(self, number: int, idempotency_key: str) -> bytes:
         """Return what is stored for a line."""
         if not self.topics:
             return member(number, token=self.token)
         topic = self.topics[number % len(self.topics)]
         text = f"message {number} of {self.token}"
-        return encode_member(f"{self.token}{number:08x}", text, topic, caller_id or None)
+        return Message(0, text, topic, idempotency_key).to_member(f"{self.token}{number:08x}")
 
-    def fence_at(self, place: int) -> str:
-        """Return the fence that says that the lines before ``place`` are stored."""
+    def marker_at(self, place: int) -> str:
+        """Return the marker that says that the lines before ``place`` are stored."""
         if place == 0:
-            return NO_FENCE
+            return NO_MARKER
         return ALL if place == len(self.lines) else str(place)
 
-    def place_of(self, fence: str) -> int:
-        """Return how many lines a fence says are stored."""
-        return len(self.lines) if fence == ALL else int(fence or 0)
+    def place_of(self, marker: str) -> int:
+        """Return how many lines a marker says are stored."""
+        return len(self.lines) if marker == ALL else int(marker or 0)
 
     def transaction(self, first: int, last: int) -> Transaction:
         """Return what stores the lines between two places."""
         part = self.lines[first:last]
-        accepted = [(line.number, line.due_ms, line.caller_id) for line in part if line.due_ms is not None]
+        accepted = [(line.number, line.due_ms, line.idempotency_key) for line in part if line.due_ms is not None]
         return transaction(
-            *((number, due_ms) for number, due_ms, caller_id in accepted if not caller_id),
-            before=self.fence_at(first),
-            after=self.fence_at(last),
+            *((number, due_ms) for number, due_ms, idempotency_key in accepted if not idempotency_key),
+            before=self.marker_at(first),
+            after=self.marker_at(last),
             rejected=len(part) - len(accepted),
             identified=tuple(line for line in accepted if line[2]),
             token=self.token,
@@ -62,17 +60,16 @@ class LandedFile:
 
 
 def messages_of(transaction: Transaction) -> list[tuple[int, int, bytes]]:
-    """Return the messages without a caller's id, each with its bucket and its due_ms."""
-    return [(each.bucket_start_ms, *pair) for each in transaction.groups for pair in unframe_pairs(each.wire)]
+    """Return the messages without an idempotency key, each with its bucket and its due_ms."""
+    pairs = zip(transaction.rows.due_ms, transaction.rows.members, strict=True)
+    return [(due_ms - due_ms % BUCKET_MS, due_ms, stored) for due_ms, stored in pairs]
 
 
 def together(*transactions: Transaction) -> Transaction:
     """Make one transaction of those of several files."""
-    in_order = sorted(message for each in transactions for message in messages_of(each))
-    by_bucket = groupby(in_order, key=lambda message: message[0])
     return Transaction(
         moves=[move for each in transactions for move in each.moves],
-        groups=[group(start, [(due_ms, m) for _, due_ms, m in held]) for start, held in by_bucket],
+        rows=in_rows(sorted((due_ms, stored) for each in transactions for _, due_ms, stored in messages_of(each))),
         identified=[message for each in transactions for message in each.identified],
         rejected=sum(each.rejected for each in transactions),
     )

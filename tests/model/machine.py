@@ -9,13 +9,14 @@ from hypothesis.stateful import Bundle, invariant, multiple, precondition, rule
 
 from pipeline.core.errors import StoreProtocolError
 from pipeline.store.base import Claim, ClaimReply
+from tests.model.landed import LandedFile
 from tests.model.pair import DRAIN, Pair
 from tests.model.snapshot import read_reference
 from tests.model.storing import LOOPS, StoringMachine
-from tests.model.times import AROUND_MS, LEASE_MS, STEPS_MS
+from tests.model.times import AROUND_MS, DELAYS_MS, LEASE_MS, STEPS_MS
 from tests.store.builders import BUCKET_MS
 
-PERMANENT = frozenset({"counters", "ids", "fence", "fences"})  # what may be left when every message is delivered
+PERMANENT = frozenset({"counters", "ids", "marker", "markers"})  # what may be left when every message is delivered
 
 
 class StoreMachine(StoringMachine):
@@ -47,7 +48,7 @@ class StoreMachine(StoringMachine):
         return self.ask(Pair(self), claim.lease_token.partition(":")[2])
 
     def a_moment_later(self) -> None:
-        """Come to a millisecond at which no lease has begun: a token and a lease name one claim only if they differ."""
+        """Come to a millisecond at which no lease has started: a token and a lease name one claim only if they differ."""
         self.now_ms = max(self.now_ms, self.latest_ms) + 1
 
     def ask(self, loop: Pair, name: str) -> Any:
@@ -60,6 +61,9 @@ class StoreMachine(StoringMachine):
         return reply.claim
 
     def check_wait(self, reply: ClaimReply) -> None:
+        if reply.next_due_ms == self.now_ms:  # it gave up for now
+            assert self.misfiled, "it says to ask again at once, and nothing is due"
+            return
         dues = [due_ms for _, due_ms in self.seen.waiting()]
         assert reply.next_due_ms == min(dues, default=None)
         assert reply.next_due_ms is None or reply.next_due_ms > self.now_ms
@@ -69,15 +73,16 @@ class StoreMachine(StoringMachine):
         left = [(due_ms, m) for m, due_ms in self.look().waiting()]
         assert 0 < len(claimed) <= DRAIN.claim_limit
         assert claimed == sorted(claimed)
-        assert claimed[-1] < min(left, default=(float("inf"), b"")), "something older was left"
+        in_order = [row for row in claimed if row[1] not in self.misfiled]
+        assert max(in_order, default=(0, b"")) < min(left, default=(float("inf"), b"")), "something older was left"
         assert claimed[-1][0] <= self.now_ms, "early"
         assert claim.lease_until_ms == self.now_ms + LEASE_MS
 
     @rule(number=st.integers(0, LOOPS - 1), claim=claims, delivered=st.integers(0, DRAIN.claim_limit))
     def acknowledge(self, number: int, claim: Claim, delivered: int) -> None:
         done = [m.member for m in claim.messages[:delivered]]
-        caller_ids = [caller_id for caller_id, stored in self.ids.items() if stored in done]
-        if self.loops[number].same(lambda store: store.ack(claim, len(done), caller_ids)):
+        idempotency_keys = [idempotency_key for idempotency_key, stored in self.ids.items() if stored in done]
+        if self.loops[number].same(lambda store: store.ack(claim, len(done), idempotency_keys)):
             for stored in done:
                 token, _ = self.acknowledged.setdefault(stored, (claim.lease_token, self.now_ms))
                 assert token == claim.lease_token, "acknowledged under two claims"
@@ -122,6 +127,19 @@ class StoreMachine(StoringMachine):
 
     # What happens around them
 
+    @rule(delay_ms=st.sampled_from(DELAYS_MS), too_early=st.integers(1, 4))
+    def a_client_stores_in_a_wrong_bucket(self, delay_ms: int, too_early: int) -> None:
+        """One that is too early; a message that is due then or before is delivered, the others go to their own."""
+        self.landed += 1
+        due_ms = self.now_ms + delay_ms
+        start = due_ms - due_ms % BUCKET_MS - too_early * BUCKET_MS
+        stored = LandedFile(f"{self.landed:014d}", (), self.topics).member_of(1, "")
+        self.client.zadd(self.keys.bucket(start), {stored: due_ms})
+        self.client.zadd(self.keys.buckets(), {str(start): start})
+        self.reference.buckets.setdefault(start, {})[stored] = due_ms
+        self.accepted[stored] = due_ms
+        self.misfiled.add(stored)
+
     @rule(ms=st.sampled_from(STEPS_MS))
     def time_passes(self, ms: int) -> None:
         self.now_ms += ms
@@ -139,12 +157,16 @@ class StoreMachine(StoringMachine):
     def the_server_forgets_its_scripts(self) -> None:
         self.client.script_flush()
 
-    @precondition(lambda self: any(due_ms <= self.now_ms for _, due_ms in self.seen.waiting()))
+    @precondition(lambda self: self.oldest_bucket_has_something_due())
     @rule()
     def claiming_fails_half_way(self) -> None:
         """A key of another type stands where the claim is to be."""
         token = f"{min(self.seen.buckets)}:spoiled"
         self.fail_on(self.keys.claim(token), lambda: Pair(self).real.claim("spoiled"))
+
+    def oldest_bucket_has_something_due(self) -> bool:
+        oldest = self.seen.buckets[min(self.seen.buckets)] if self.seen.buckets else {}
+        return any(due_ms <= self.now_ms for due_ms in oldest.values())
 
     @rule(claim=claims)
     def giving_back_fails_half_way(self, claim: Claim) -> None:
@@ -168,10 +190,10 @@ class StoreMachine(StoringMachine):
         assert self.seen == read_reference(self.reference)
         self.check_that_each_is_in_one_place()
         for start, held in self.seen.buckets.items():
-            assert all(start <= due_ms < start + BUCKET_MS for due_ms in held.values())
+            assert all(start <= due_ms < start + BUCKET_MS or m in self.misfiled for m, due_ms in held.items())
         assert self.seen.index == self.seen.buckets.keys()
         assert self.seen.leases.keys() == self.seen.claims.keys()
-        assert self.seen.counters.get("stored", 0) == len(self.accepted)
+        assert self.seen.counters.get("stored", 0) == len(self.accepted) - len(self.misfiled)
         self.latest_ms = max(self.latest_ms, self.now_ms)
         self.sound = True
 

@@ -5,14 +5,13 @@ from typing import TYPE_CHECKING, TypeVar
 
 from pipeline.config import DrainSettings
 from pipeline.store.redis_store import RedisStore
-from pipeline.store.routes import TopicRules
 from tests.model.reference import PlainScripts
 from tests.model.times import ID_MEMORY_MS, LEASE_MS
 
 if TYPE_CHECKING:
     from tests.model.machine import StoreMachine
 
-DRAIN = DrainSettings(lease_sec=LEASE_MS / 1000, claim_limit=3, id_memory_sec=ID_MEMORY_MS // 1000)
+DRAIN = DrainSettings(lease_sec=LEASE_MS / 1000, claim_limit=3, id_retention_sec=ID_MEMORY_MS // 1000)
 
 T = TypeVar("T")
 
@@ -20,10 +19,9 @@ T = TypeVar("T")
 class Pair:
     """One loop's store, on the real server and on the reference."""
 
-    def __init__(self, machine: "StoreMachine", rules: TopicRules | None = None) -> None:
-        keys, rules = machine.keys, rules or machine.topic_rules
-        self.real = machine.store_type(machine.client, keys, DRAIN, machine.scripts, machine.server_ms, rules)
-        self.model = RedisStore(machine.reference, keys, DRAIN, PlainScripts(), machine.now, rules)
+    def __init__(self, machine: "StoreMachine") -> None:
+        self.real = machine.store_type(machine.client, machine.keys, DRAIN, machine.scripts, machine.server_ms)
+        self.model = RedisStore(machine.reference, machine.keys, DRAIN, PlainScripts(), machine.now)
         self.passes = 0
 
     def same(self, call: Callable[[RedisStore], T]) -> T:

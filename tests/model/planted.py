@@ -43,27 +43,27 @@ class Planted:
 
 PLANTED = [
     # schedule, the store's half
-    Planted("the fences are not watched", STORE, 'frame_command("WATCH", *fence_keys)', 'frame_command("UNWATCH")'),
+    Planted("the markers are not watched", STORE, 'frame_command("WATCH", *marker_keys)', 'frame_command("UNWATCH")'),
     Planted(
-        "only the first fence is watched",
+        "only the first marker is watched",
         STORE,
-        'frame_command("WATCH", *fence_keys)',
-        'frame_command("WATCH", fence_keys[0])',
+        'frame_command("WATCH", *marker_keys)',
+        'frame_command("WATCH", marker_keys[0])',
     ),
     Planted(
-        "all fences of the source are watched",
+        "all markers of the source are watched",
         STORE,
-        'frame_command("WATCH", *fence_keys)',
-        'frame_command("WATCH", *fence_keys, keys.fences(source_id))',
+        'frame_command("WATCH", *marker_keys)',
+        'frame_command("WATCH", *marker_keys, keys.markers(source_id))',
     ),
     Planted(
-        "the fences are not compared", STORE, "if fences != [move.before for move in transaction.moves]:", "if False:"
+        "the markers are not compared", STORE, "if markers != [move.before for move in transaction.moves]:", "if False:"
     ),
     Planted(
-        "only the first fence is compared",
+        "only the first marker is compared",
         STORE,
-        "if fences != [move.before for move in transaction.moves]:",
-        "if fences[0] != transaction.moves[0].before:",
+        "if markers != [move.before for move in transaction.moves]:",
+        "if markers[0] != transaction.moves[0].before:",
     ),
     Planted(
         "a refused writer goes on watching",
@@ -80,36 +80,44 @@ PLANTED = [
     Planted(
         "only the first bucket is stored",
         STORE,
-        "for group in transaction.groups)",
-        "for group in transaction.groups[:1])",
+        "*framed.commands,",
+        "*framed.commands[:1],",
     ),
-    Planted("buckets count, not messages", STORE, "sum(group.count for group in groups)", "len(groups)"),
+    Planted("buckets count, not messages", STORE, "len(transaction.rows),", "len(framed.commands),"),
     Planted("all messages with an id go to one bucket", STORE, "(number[message.bucket_start_ms],", "(1,"),
     # schedule, the script's half
     Planted(
-        "the fences are not moved",
+        "the markers are not moved",
         "schedule",
-        "redis.call('SET', KEYS[FIRST_FENCE + move], ARGV[FIRST_MOVE + 2 * move + 1])",
+        "redis.call('SET', KEYS[FIRST_MARKER + move], ARGV[FIRST_MOVE + 2 * move + 1])",
         "",
     ),
-    Planted("only the first fence is moved", "schedule", "for move = 0, move_count - 1 do", "for move = 0, 0 do"),
+    Planted("only the first marker is moved", "schedule", "for move = 0, move_count - 1 do", "for move = 0, 0 do"),
     Planted(
-        "the fence of another file is moved",
+        "the marker of another file is moved",
         "schedule",
-        "'SET', KEYS[FIRST_FENCE + move]",
-        "'SET', KEYS[FIRST_FENCE + move_count - 1 - move]",
+        "'SET', KEYS[FIRST_MARKER + move]",
+        "'SET', KEYS[FIRST_MARKER + move_count - 1 - move]",
     ),
     Planted(
-        "the fences are not indexed", "schedule", "redis.call('ZADD', fences, now_ms, ARGV[FIRST_MOVE + 2 * move])", ""
-    ),
-    Planted("a caller's id is not looked up", "schedule", "'NX', '+inf', caller_id) == 1", "'+inf', caller_id) < 2"),
-    Planted(
-        "a caller's id is not remembered",
+        "the markers are not indexed",
         "schedule",
-        "redis.call('ZADD', ids, 'NX', '+inf', caller_id) == 1",
-        "not redis.call('ZSCORE', ids, caller_id)",
+        "redis.call('ZADD', markers, now_ms, ARGV[FIRST_MOVE + 2 * move])",
+        "",
     ),
-    Planted("what is known counts as stored", "schedule", "known = known + 1", "stored = stored + 1"),
+    Planted(
+        "an idempotency key is not looked up",
+        "schedule",
+        "'NX', '+inf', idempotency_key) == 1",
+        "'+inf', idempotency_key) < 2",
+    ),
+    Planted(
+        "an idempotency key is not remembered",
+        "schedule",
+        "redis.call('ZADD', ids, 'NX', '+inf', idempotency_key) == 1",
+        "not redis.call('ZSCORE', ids, idempotency_key)",
+    ),
+    Planted("a duplicate counts as stored", "schedule", "duplicates = duplicates + 1", "stored = stored + 1"),
     Planted(
         "buckets are not indexed",
         "schedule",
@@ -126,13 +134,13 @@ PLANTED = [
     Planted(
         "the bell is never rung",
         "schedule",
-        "redis.call('PUBLISH', wake_channel, string.format('%.0f', first_due_ms))",
+        "redis.call('PUBLISH', wake_channel, text(tonumber(head[2])))",
         "",
     ),
     Planted(
         "the bell is rung for whatever is stored",
         "schedule",
-        "if firsts[redis.call('ZRANGE', KEYS[first_bucket + bucket], 0, 0)[1]] then",
+        "if is_new[head[1]] then",
         "if true then",
     ),
     Planted(
@@ -144,7 +152,7 @@ PLANTED = [
     Planted(
         "the bell is not rung for a message with an id",
         "schedule",
-        "firsts[member] = due_ms == first_due_ms or nil",
+        "is_new[member] = true",
         "",
     ),
     # claim
@@ -157,7 +165,7 @@ PLANTED = [
         "a claim is a millisecond early", "claim", "bucket, '-inf', text(now_ms),", "bucket, '-inf', text(now_ms + 1),"
     ),
     Planted("a claim begins at the newest", "claim", "'BYSCORE',\n", "'BYSCORE', 'REV',\n"),
-    Planted("the limit is not kept", "claim", "math.min(PAGE, claim_limit - count)", "PAGE"),
+    Planted("the limit is not kept", "claim", "math.min(PAGE, limit)", "PAGE"),
     Planted("asking again claims again", "claim", "if held_until then", "if false then"),
     Planted(
         "a bucket leaves the index with its first claim", "claim", "if redis.call('EXISTS', bucket) == 0", "if true"
@@ -172,20 +180,36 @@ PLANTED = [
         "claim",
         "redis.call('LLEN', claim)\n",
         "redis.call('ZREMRANGEBYRANK', bucket, 0, count - 1)\n",
-        "redis.call('ZREMRANGEBYRANK', bucket, 0, count - 1) -- the lowest scores are the lowest ranks",
+        "redis.call('ZREMRANGEBYRANK', bucket, 0, count - 1) -- what was rescheduled into it has a score beyond now",
     ),
+    # claim, of a message in a wrong bucket
+    Planted(
+        "what is in a wrong bucket keeps all others waiting",
+        "claim",
+        "if head_ms and head_ms >= tonumber(bucket_start_ms) + BUCKET_WIDTH_MS then",
+        "if false then",
+    ),
+    Planted(
+        "a bucket's end belongs to it",
+        "claim",
+        "head_ms >= tonumber(bucket_start_ms) + BUCKET_WIDTH_MS",
+        "head_ms > tonumber(bucket_start_ms) + BUCKET_WIDTH_MS",
+    ),
+    Planted("it goes into a bucket that is not indexed", "claim", "redis.call('ZADD', buckets, start, start)", ""),
+    Planted("it stays there, too", "claim", "redis.call('ZREMRANGEBYRANK', bucket, 0, #found / 2 - 1)", ""),
+    Planted("it is not counted", "claim", "redis.call('HINCRBY', counters, 'misfiled', #found / 2)", ""),
     # ack
-    Planted("no fence: an expired lease will do", "ack", " or lease_until_ms <= now_ms", ""),
-    Planted("no fence: the token alone will do", "ack", " or tonumber(held_until_ms) ~= lease_until_ms", ""),
+    Planted("no marker: an expired lease will do", "ack", " or lease_until_ms <= now_ms", ""),
+    Planted("no marker: the token alone will do", "ack", " or tonumber(held_until_ms) ~= lease_until_ms", ""),
     Planted("a lease holds at its end", "ack", "lease_until_ms <= now_ms", "lease_until_ms < now_ms"),
     Planted("times are compared as texts", "ack", "lease_until_ms <= now_ms", "ARGV[2] <= ARGV[6]"),
     Planted(
         "no tombstone: a delivered id is forgotten",
         "ack",
-        "ids, 'XX', string.format('%.0f', now_ms + id_memory_ms),",
+        "ids, 'XX', text(now_ms + id_retention_ms),",
         "ids, 'XX', 0,",
     ),
-    Planted("ids are forgotten early", "ack", "'-inf', string.format('%.0f', now_ms)", "'-inf', '(inf'"),
+    Planted("ids are forgotten early", "ack", "'-inf', text(now_ms)", "'-inf', '(inf'"),
     Planted("attempts are kept for ever", "ack", "redis.call('HDEL', attempts,", "tostring("),
     Planted("a part is taken for the whole", "ack", "if delivered == claimed then", "if true then"),
     Planted("saying it twice counts twice", "ack", "local count = delivered - before", "local count = delivered"),
@@ -195,7 +219,7 @@ PLANTED = [
     # release
     Planted("a lease goes on at its end", "release", "held_until_ms > now_ms", "held_until_ms >= now_ms"),
     Planted(
-        "no fence: anybody gives back",
+        "no marker: anybody gives back",
         "release",
         "local lost = held_until_ms ~= lease_until_ms",
         "local lost = not held_until_ms",
@@ -207,7 +231,7 @@ PLANTED = [
         "if false then",
     ),
     Planted(
-        "an attempt that was never begun counts",
+        "an attempt that was never started counts",
         "release",
         "if by_finder or (index + 1) / 2 <= unacknowledged then",
         "if true then",
@@ -231,55 +255,73 @@ PLANTED = [
 
 # What only the machine with topics can find.
 PLANTED_IN_STREAMS = [
-    Planted("all goes to the screen", "claim", "if not step.key and not route.streams then", "if true then"),
+    Planted("all goes to the screen", "claim", "elseif not step.kind and settings.streams then", "elseif false then"),
     Planted("a moved message stays in its bucket", "claim", "bucket, 0, count - 1)", "bucket, 0, #rows / 2 - 1)"),
     Planted("a moved message is not counted", "claim", "{delivered = delivered, dead = dead}", "{dead = dead}"),
     Planted("a dead letter is not counted", "claim", "{delivered = delivered, dead = dead}", "{delivered = delivered}"),
     Planted("nothing is checked before it is written", "claim", "if not checked[step.key] then", "if false then"),
     Planted("the claim's key is not checked before", "claim", "redis.call('LLEN', claim)\n", ""),
-    Planted("a moved id is forgotten at once", "claim", "'XX', text(now_ms + id_memory_ms)", "'XX', text(now_ms)"),
+    Planted("a moved id is forgotten at once", "claim", "'XX', text(now_ms + id_retention_ms)", "'XX', text(now_ms)"),
     Planted("a moved id is remembered for ever", "claim", "redis.call('ZADD', ids, 'XX',", "tostring('XX' .."),
     Planted("ids are never cleaned up", "claim", "if has_ids then", "if false then"),
     Planted("attempts of what moved are kept", "claim", "redis.call('HDEL', attempts,", "tostring("),
     Planted("attempts of what moved are not told", "claim", "(is_tried and text(tries_before(member) + 1))", "nil"),
-    Planted("a pause is overlooked", "claim", "redis.call('HEXISTS', pauses, body.topic) == 1", "false"),
-    Planted("a pause counts for all topics", "claim", "redis.call('HEXISTS', pauses, body.topic) == 1", "true"),
-    Planted("nothing expires", "claim", "route.expire_ms > 0 and", "false and"),
-    Planted("it expires a millisecond early", "claim", "> route.expire_ms then", ">= route.expire_ms then"),
+    Planted("a pause is overlooked", "claim", "redis.call('HEXISTS', pauses, topic) == 1", "false"),
+    Planted("a pause counts for all topics", "claim", "redis.call('HEXISTS', pauses, topic) == 1", "true"),
+    Planted("nothing expires", "claim", "settings.expire_ms > 0 and", "false and"),
+    Planted("it expires a millisecond early", "claim", "> settings.expire_ms then", ">= settings.expire_ms then"),
     Planted(
-        "an expired message is delivered, too",
+        "an expired message is delivered",
         "claim",
-        "step.key, step.is_dead = route.dead, true",
-        "step.is_dead = true",
+        "step.kind, step.name, step.reason = 'dead', topic, 'expired'",
+        "step.kind, step.name = 'stream', topic",
     ),
-    Planted("a pace is overlooked", "claim", "if go_ms > now_ms + BURST_MS then", "if false then"),
-    Planted("a pace lets no burst through", "claim", "if go_ms > now_ms + BURST_MS then", "if go_ms > now_ms then"),
-    Planted("a pace is forgotten between claims", "claim", "redis.call('HSET', paces, topic,", "tostring(topic .."),
+    Planted("a rate_limit is overlooked", "claim", "if go_ms > now_ms + BURST_MS then", "if false then"),
     Planted(
-        "what waits for its pace loses its due time",
+        "a rate_limit lets no burst through", "claim", "if go_ms > now_ms + BURST_MS then", "if go_ms > now_ms then"
+    ),
+    Planted(
+        "a rate_limit is forgotten between claims",
+        "claim",
+        "redis.call('HSET', rate_limits, topic,",
+        "tostring(topic ..",
+    ),
+    Planted(
+        "what waits for its rate_limit loses its due time",
         "claim",
         "headers = body.headers, due_ms = step.due_ms}",
         "headers = body.headers, due_ms = step.score}",
     ),
     Planted(
-        "what waits for its pace waits again",
+        "what waits for its rate_limit waits again",
         "claim",
-        "route.interval_ms > 0 and not body.due_ms then",
-        "route.interval_ms > 0 then",
+        "settings.interval_ms > 0 and not body.due_ms then",
+        "settings.interval_ms > 0 then",
     ),
-    Planted("a later bucket is not indexed", "claim", "redis.call('ZADD', buckets, step.start, step.start)", ""),
+    Planted("a later bucket is not indexed", "claim", "redis.call('ZADD', buckets, step.name, step.name)", ""),
     Planted(
-        "what waits for its pace is a copy",
+        "what waits for its rate_limit is a copy",
         "claim",
-        "string.sub(member, 1, MESSAGE_ID_LENGTH) .. 'r' ..",
-        "'1' .. string.sub(member, 2, MESSAGE_ID_LENGTH) .. 'r' ..",
+        "string.sub(step.member, 1, MESSAGE_ID_LENGTH) .. 'r' ..",
+        "'1' .. string.sub(step.member, 2, MESSAGE_ID_LENGTH) .. 'r' ..",
     ),
-    Planted("topics are not indexed", "claim", "redis.call('SADD', topics, body.topic)", "true"),
+    Planted("topics are not indexed", "claim", "redis.call('SADD', topics,", "tostring(PAGE,"),
     Planted(
-        "a route that is missing is taken for the screen's",
+        "a target that is not named is taken for the screen",
         "claim",
-        "    need, detail = 'ROUTE', name\n    return false",
-        "    show(member, due_ms)\n    return true",
+        "if not step or not step.kind then",
+        "if not step or not step.key then",
+    ),
+    Planted(
+        "what has no target is passed over", "claim", "      is_cut = true\n      break\n", "      is_cut = true\n"
+    ),
+    Planted("looking ahead uses up a rate limit", "claim", "local ahead_ms = {}", "local ahead_ms = next_ms"),
+    Planted("the settings of a topic are overlooked", "claim", "(own.sink or of_all.sink)", "(of_all.sink)"),
+    Planted(
+        "settings are those of the first topic",
+        "claim",
+        "of_topic[topic] = settings",
+        "of_topic = setmetatable({}, {__index = function() return settings end})",
     ),
     # resume
     Planted("what is paused is put back", "resume", "redis.call('HEXISTS', pauses, topic) == 1", "false"),

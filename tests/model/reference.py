@@ -2,18 +2,18 @@
 
 ``ReferenceServer`` takes the place of a ``redis.Redis`` behind the real ``RedisStore``: of ``claim``, ``ack`` and ``release`` only
 the scripts are modelled; their words, arguments and replies are those that the heads of the Lua files describe. ``schedule`` is
-modelled as a whole, since the store and its script keep its promise together: a compare-and-set of all fences.
+modelled as a whole, since the store and its script keep its promise together: a compare-and-set of all markers.
 """
 
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from pipeline.store.base import NO_FENCE, Scheduled, Transaction
+from pipeline.store.base import NO_MARKER, Scheduled, Transaction
 from tests.model.landed import messages_of
-from tests.model.topics import DEAD, HELD, LATER, SCREEN, Plan, Routing, Topics
+from tests.model.topics import DEAD, HELD, LATER, SCREEN, Naming, Plan, Topics
 from tests.store.builders import BUCKET_MS
 
 MESSAGE_ID_LENGTH = 22
@@ -30,7 +30,7 @@ class Lease:
 
 
 @dataclass(frozen=True)
-class Fence:
+class Marker:
     """How far a file is stored, and when that was noted last."""
 
     text: str
@@ -56,10 +56,10 @@ class ReferenceServer:
     claims: dict[str, Lease] = field(default_factory=dict)
     attempts: dict[str, int] = field(default_factory=dict)
     ids: dict[str, float] = field(default_factory=dict)
-    fences: dict[tuple[str, str], Fence] = field(default_factory=dict)
+    markers: dict[tuple[str, str], Marker] = field(default_factory=dict)
     counters: Counter[str] = field(default_factory=Counter)
     topics: Topics = field(default_factory=Topics)
-    rings: list[int] = field(default_factory=list)  # the due_ms of newcomers that were before everything else
+    rings: list[int] = field(default_factory=list)  # the due_ms of new messages that were before everything else
 
     def execute_command(self, word: str, name: str, *arguments: Any) -> Any:
         """Run a script."""
@@ -76,30 +76,31 @@ class ReferenceServer:
         return self.clock() // 1000, self.clock() % 1000 * 1000
 
     def schedule(self, source_id: str, transaction: Transaction) -> Scheduled | None:
-        """Store a transaction if all its fences are where it says; otherwise do nothing and return None."""
-        if any(self.fence(source_id, move.fence_token) != move.before for move in transaction.moves):
+        """Store a transaction if all its markers are where it says; otherwise do nothing and return None."""
+        if any(self.marker(source_id, move.part_id) != move.before for move in transaction.moves):
             return None
         new = messages_of(transaction)
         known = 0
         for message in transaction.identified:
-            if message.caller_id in self.ids:
+            if message.idempotency_key in self.ids:
                 known += 1
             else:
-                self.ids[message.caller_id] = math.inf
+                self.ids[message.idempotency_key] = math.inf
                 new.append((message.bucket_start_ms, message.due_ms, message.member))
         for bucket, due_ms, stored in new:
             self.buckets.setdefault(bucket, {})[stored] = due_ms
         for move in transaction.moves:
-            self.fences[source_id, move.fence_token] = Fence(move.after, self.clock())
-        self.counters += Counter(stored=len(new), known=known, rejected=transaction.rejected)
-        first = min(((due_ms, m) for held in self.buckets.values() for m, due_ms in held.items()), default=None)
+            self.markers[source_id, move.part_id] = Marker(move.after, self.clock())
+        self.counters += Counter(stored=len(new), duplicates=known, rejected=transaction.rejected)
+        oldest = self.buckets[min(self.buckets)] if self.buckets else {}
+        first = min(((due_ms, m) for m, due_ms in oldest.items()), default=None)
         self.rings += [due_ms for _, due_ms, stored in new if (due_ms, stored) == first]
         return Scheduled(len(new), known)
 
-    def fence(self, source_id: str, fence_token: str) -> str:
+    def marker(self, source_id: str, part_id: str) -> str:
         """Return how far a file is stored."""
-        fence = self.fences.get((source_id, fence_token))
-        return fence.text if fence else NO_FENCE
+        marker = self.markers.get((source_id, part_id))
+        return marker.text if marker else NO_MARKER
 
     def take_rings(self) -> list[int]:
         """Return what was rung since the last call."""
@@ -115,7 +116,7 @@ class ReferenceServer:
         lease_ms: int,
         memory_ms: int,
         now: int | str,
-        *routing: Any,
+        *names: Any,
     ) -> list[Any]:
         now_ms = self._now(now)
         lease = self.claims.get(token)
@@ -126,17 +127,37 @@ class ReferenceServer:
             return self._reply(b"EMPTY", now_ms, "")
         if oldest != bucket:
             return self._reply(b"BUCKET", now_ms, oldest)
-        due = self._due(bucket, limit, bytes_max, now_ms)
+        naming = Naming(names)
+        due = sorted((due_ms, waiting) for waiting, due_ms in self.buckets[bucket].items() if due_ms <= now_ms)
+        plan = self.topics.plan(_page(due, limit, bytes_max), naming, now_ms)
+        if plan.is_cut or (naming.look_ahead and not self.topics.is_plain()):
+            self.topics.look_ahead(plan, _page(due[len(plan.steps) :], limit, bytes_max), naming, now_ms)
         if not due:
-            return self._reply(b"WAIT", now_ms, min(self.buckets[bucket].values()))
-        plan = self.topics.plan(due, Routing(routing), now_ms)
-        if plan.missing and not plan.steps:
-            return self._reply(plan.missing[0], now_ms, plan.missing[1])
+            return self._wait(bucket, naming, now_ms)
+        if not plan.steps:
+            return self._reply(b"TARGET", now_ms, "", wanted=plan.wanted)
         rows = self._carry_out(plan, bucket, now_ms, memory_ms)
         if not rows:
-            return self._reply(b"MOVED", now_ms, "", moved=plan.moved())
+            return self._reply(b"MOVED", now_ms, "", moved=plan.moved(), wanted=plan.wanted)
         lease = self.claims[token] = Lease(now_ms + lease_ms, rows)
-        return self._reply(b"OK", now_ms, lease.until_ms, lease.rows, plan.moved())
+        return self._reply(b"OK", now_ms, lease.until_ms, lease.rows, plan.moved(), plan.wanted)
+
+    def _wait(self, bucket: int, naming: Naming, now_ms: int) -> list[Any]:
+        """Nothing is due: what is not of this bucket goes to its own."""
+        waiting = sorted((due_ms, stored) for stored, due_ms in self.buckets[bucket].items())
+        if waiting[0][0] < bucket + BUCKET_MS:
+            return self._reply(b"WAIT", now_ms, waiting[0][0])
+        page = [(due_ms - due_ms % BUCKET_MS, due_ms, stored) for due_ms, stored in waiting[:PAGE]]
+        wanted = dict.fromkeys((LATER, str(start)) for start, _, _ in page)
+        if wanted.keys() - naming.targets:
+            return self._reply(b"TARGET", now_ms, "", wanted=wanted)
+        for start, due_ms, stored in page:
+            self.buckets.setdefault(start, {})[stored] = due_ms
+            del self.buckets[bucket][stored]
+        self.counters["misfiled"] += len(page)
+        if not self.buckets[bucket]:
+            del self.buckets[bucket]
+        return self._reply(b"BUCKET", now_ms, min(self.buckets), wanted=wanted)
 
     def _carry_out(self, plan: Plan, bucket: int, now_ms: int, memory_ms: int) -> list[tuple[bytes, int]]:
         """Let each message go where it is to go; returns those for the screen."""
@@ -155,23 +176,23 @@ class ReferenceServer:
                 attempt = self.attempts.pop(_message_id(step.member), 0) + 1
                 self.topics.write(step, step.attempt or attempt, now_ms)
                 self.counters["dead" if step.place == DEAD else "delivered"] += 1
-                if step.caller_id and not step.group:
+                if step.idempotency_key and not step.group:
                     forgets = True
-                    if step.caller_id in self.ids:
-                        self.ids[step.caller_id] = now_ms + memory_ms
-            if step.place != SCREEN:
+                    if step.idempotency_key in self.ids:
+                        self.ids[step.idempotency_key] = now_ms + memory_ms
+            if step.place not in (SCREEN, LATER):
                 self.topics.names.add(step.topic)
         if forgets:
             self._forget_ids(now_ms)
         if not self.buckets[bucket]:
             del self.buckets[bucket]
-        self.topics.paces |= {topic: round(go_ms, 3) for topic, go_ms in plan.paces.items()}
+        self.topics.rate_limits |= {topic: round(go_ms, 3) for topic, go_ms in plan.rate_limits.items()}
         return rows
 
     def _forget_ids(self, now_ms: int) -> None:
-        over = sorted((until, caller_id) for caller_id, until in self.ids.items() if until <= now_ms)
-        for _, caller_id in over[:FORGET_LIMIT]:
-            del self.ids[caller_id]
+        over = sorted((until, idempotency_key) for idempotency_key, until in self.ids.items() if until <= now_ms)
+        for _, idempotency_key in over[:FORGET_LIMIT]:
+            del self.ids[idempotency_key]
 
     def _ack(
         self, token: str, until_ms: int, claimed: int, delivered: int, memory_ms: int, now: int | str, *ids: str
@@ -179,15 +200,15 @@ class ReferenceServer:
         now_ms = self._now(now)
         lease = self.claims.get(token)
         if lease is None or lease.until_ms != until_ms or until_ms <= now_ms:
-            self.counters["stale_acks"] += 1
+            self.counters["late_acks"] += 1
             return [b"LOST", 0]
         count = delivered - (claimed - len(lease.rows))
         if count > 0:
             for acknowledged, _ in lease.rows[:count]:
                 self.attempts.pop(_message_id(acknowledged), None)
-            for caller_id in ids:
-                if caller_id in self.ids:
-                    self.ids[caller_id] = now_ms + memory_ms
+            for idempotency_key in ids:
+                if idempotency_key in self.ids:
+                    self.ids[idempotency_key] = now_ms + memory_ms
             if ids:
                 self._forget_ids(now_ms)
             self.counters["delivered"] += count
@@ -214,14 +235,6 @@ class ReferenceServer:
             self.counters["reclaimed"] += len(lease.rows)
         return [b"OK", len(lease.rows)]
 
-    def _due(self, bucket: int, limit: int, bytes_max: int, now_ms: int) -> list[tuple[bytes, int]]:
-        """Choose the oldest due messages, a page at a time until there are enough bytes."""
-        due = sorted((due_ms, waiting) for waiting, due_ms in self.buckets[bucket].items() if due_ms <= now_ms)
-        rows: list[tuple[bytes, int]] = []
-        while len(rows) < min(limit, len(due)) and sum(len(taken) for taken, _ in rows) < bytes_max:
-            rows += [(waiting, due_ms) for due_ms, waiting in due[len(rows) : min(len(rows) + PAGE, limit)]]
-        return rows
-
     def _reply(
         self,
         status: bytes,
@@ -229,14 +242,24 @@ class ReferenceServer:
         detail: int | str,
         rows: Sequence[tuple[bytes, int]] = (),
         moved: Sequence[Any] = (),
+        wanted: Iterable[tuple[str, str]] = (),
     ) -> list[Any]:
         first_lease = min((lease.until_ms for lease in self.claims.values()), default="")
         attempts = [self.attempts.get(_message_id(taken), 0) for taken, _ in rows]
-        words = [value for row in rows for value in row]
-        return [status, now_ms, first_lease, str(detail).encode(), words, attempts, moved]
+        flat = [value for row in rows for value in row]
+        names = [text.encode() for target in wanted for text in target]
+        return [status, now_ms, first_lease, str(detail).encode(), flat, attempts, moved, names]
 
     def _now(self, argument: int | str) -> int:
         return self.clock() if argument == "" else int(argument)
+
+
+def _page(due: Sequence[tuple[int, bytes]], limit: int, bytes_max: int) -> list[tuple[bytes, int]]:
+    """Choose the oldest due messages, a page at a time until there are enough bytes."""
+    rows: list[tuple[bytes, int]] = []
+    while len(rows) < min(limit, len(due)) and sum(len(taken) for taken, _ in rows) < bytes_max:
+        rows += [(waiting, due_ms) for due_ms, waiting in due[len(rows) : min(len(rows) + PAGE, limit)]]
+    return rows
 
 
 def _message_id(stored: bytes) -> str:

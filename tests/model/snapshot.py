@@ -12,7 +12,7 @@ from tests.model.topics import Entry
 
 @dataclass(frozen=True)
 class Snapshot:
-    """``names`` are the kinds of keys that exist: what stands before the first colon. ``moved`` is the index of the fences."""
+    """``names`` are the kinds of keys that exist: what stands before the first colon. ``moved`` is the index of the markers."""
 
     names: frozenset[str]
     index: frozenset[int]
@@ -21,7 +21,7 @@ class Snapshot:
     claims: dict[str, list[tuple[bytes, int]]]
     attempts: dict[str, int]
     ids: dict[str, float]
-    fences: dict[tuple[str, str], str]
+    markers: dict[tuple[str, str], str]
     moved: dict[tuple[str, str], float]
     counters: dict[str, int]
     topics: frozenset[str]
@@ -29,7 +29,8 @@ class Snapshot:
     dead: dict[str, list[Entry]]
     held: dict[str, dict[bytes, int]]
     pauses: dict[str, int]
-    paces: dict[str, float]
+    rate_limits: dict[str, float]
+    settings: frozenset[str]
 
     def waiting(self) -> list[tuple[bytes, int]]:
         """The messages in all buckets."""
@@ -47,13 +48,13 @@ def read_server(client: Any, keys: Keys) -> Snapshot:
     pipeline = client.pipeline(transaction=False)
     for key in found:
         kind = key.removeprefix(tag).partition(":")[0]
-        if kind in ("attempts", "counters", "pauses", "paces"):
+        if kind in ("attempts", "counters", "pauses", "rate_limits", "topic_settings"):
             pipeline.hgetall(key)
-        elif kind == "fence":
+        elif kind == "marker":
             pipeline.get(key)
         elif kind == "claim":
             pipeline.lrange(key, 0, -1)
-        elif kind in ("stream", "again", "dead"):
+        elif kind in ("stream", "retry", "dead"):
             pipeline.xrange(key)
         elif kind == "topics":
             pipeline.smembers(key)
@@ -77,25 +78,26 @@ def read_server(client: Any, keys: Keys) -> Snapshot:
         },
         attempts={name.decode(): int(count) for name, count in dict(_only(values, "attempts")).items()},
         ids={name.decode(): until for name, until in _only(values, "ids")},
-        fences={
-            (source, token): fence.decode()
-            for (source, _, token), fence in ((name.partition(":"), f) for name, f in values.get("fence", {}).items())
+        markers={
+            (source, token): marker.decode()
+            for (source, _, token), marker in ((name.partition(":"), f) for name, f in values.get("marker", {}).items())
         },
         moved={
             (source, token.decode()): at_ms
-            for source, moves in values.get("fences", {}).items()
+            for source, moves in values.get("markers", {}).items()
             for token, at_ms in moves
         },
         counters={name.decode(): int(count) for name, count in dict(_only(values, "counters")).items() if int(count)},
         topics=frozenset(topic.decode() for topic in _only(values, "topics")),
         streams={
             name: [entry_of(fields) for _, fields in entries]
-            for name, entries in {**values.get("stream", {}), **values.get("again", {})}.items()
+            for name, entries in {**values.get("stream", {}), **values.get("retry", {})}.items()
         },
         dead={topic: [entry_of(fields) for _, fields in entries] for topic, entries in values.get("dead", {}).items()},
         held={topic: {same_text(m): int(due) for m, due in rows} for topic, rows in values.get("held", {}).items()},
         pauses={topic.decode(): int(since) for topic, since in dict(_only(values, "pauses")).items()},
-        paces={topic.decode(): float(go_ms) for topic, go_ms in dict(_only(values, "paces")).items()},
+        rate_limits={topic.decode(): float(go_ms) for topic, go_ms in dict(_only(values, "rate_limits")).items()},
+        settings=frozenset(topic.decode() for topic in dict(_only(values, "topic_settings"))),
     )
 
 
@@ -121,16 +123,17 @@ def read_reference(server: ReferenceServer) -> Snapshot:
         "claims": server.claims,
         "attempts": server.attempts,
         "ids": server.ids,
-        "fence": server.fences,
-        "fences": server.fences,
+        "marker": server.markers,
+        "markers": server.markers,
         "counters": server.counters,
         "topics": server.topics.names,
         "stream": [name for name in server.topics.streams if ":" not in name],
-        "again": [name for name in server.topics.streams if ":" in name],
+        "retry": [name for name in server.topics.streams if ":" in name],
         "dead": server.topics.dead,
         "held": server.topics.held,
         "pauses": server.topics.pauses,
-        "paces": server.topics.paces,
+        "rate_limits": server.topics.rate_limits,
+        "topic_settings": server.topics.settings,
     }
     return Snapshot(
         names=frozenset(name for name, values in there.items() if values),
@@ -140,15 +143,16 @@ def read_reference(server: ReferenceServer) -> Snapshot:
         claims={token: list(lease.rows) for token, lease in server.claims.items()},
         attempts=dict(server.attempts),
         ids=dict(server.ids),
-        fences={file: fence.text for file, fence in server.fences.items()},
-        moved={file: fence.moved_ms for file, fence in server.fences.items()},
+        markers={file: marker.text for file, marker in server.markers.items()},
+        moved={file: marker.moved_ms for file, marker in server.markers.items()},
         counters=dict(+Counter(server.counters)),
         topics=frozenset(server.topics.names),
         streams={name: list(entries) for name, entries in server.topics.streams.items()},
         dead={topic: list(entries) for topic, entries in server.topics.dead.items()},
         held={topic: {same_text(m): due for m, due in rows.items()} for topic, rows in server.topics.held.items()},
         pauses=dict(server.topics.pauses),
-        paces=dict(server.topics.paces),
+        rate_limits=dict(server.topics.rate_limits),
+        settings=frozenset(server.topics.settings),
     )
 
 

@@ -8,7 +8,6 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, multi
 
 from pipeline.store.keys import Keys
 from pipeline.store.redis_store import RedisStore
-from pipeline.store.routes import ALL_TO_SCREEN, TopicRules
 from pipeline.store.scripts import Scripts
 from tests.model.landed import LandedFile, Line, together
 from tests.model.pair import DRAIN, Pair
@@ -37,7 +36,6 @@ class StoringMachine(RuleBasedStateMachine):
     store_type: ClassVar[type[RedisStore]] = RedisStore
     clock_error_ms: ClassVar[int] = 0
     topics: ClassVar[tuple[str, ...]] = ()  # of the messages that are stored
-    topic_rules: ClassVar[TopicRules] = ALL_TO_SCREEN
 
     files: Bundle[LandedFile] = Bundle("files")
 
@@ -53,7 +51,8 @@ class StoringMachine(RuleBasedStateMachine):
         self.loops = [Pair(self) for _ in range(LOOPS)]
         self.landed = 0
         self.accepted: dict[bytes, int] = {}  # member -> due_ms, of everything that was stored
-        self.ids: dict[str, bytes] = {}  # the caller's id -> the latest message that was stored under it
+        self.misfiled: set[bytes] = set()  # what was accepted in a wrong bucket
+        self.ids: dict[str, bytes] = {}  # the idempotency key -> the latest message that was stored under it
         self.acknowledged: dict[bytes, tuple[str, int]] = {}  # member -> lease token, and when
         self.seen = self.look()
         self.bell = self.client.pubsub()
@@ -92,8 +91,8 @@ class StoringMachine(RuleBasedStateMachine):
         return LandedFile(
             f"{self.landed:014d}",
             tuple(
-                Line(number, due_ms, caller_id)
-                for number, (due_ms, (_, caller_id)) in enumerate(zip(dues, lines, strict=True), start=1)
+                Line(number, due_ms, idempotency_key)
+                for number, (due_ms, (_, idempotency_key)) in enumerate(zip(dues, lines, strict=True), start=1)
             ),
             self.topics,
         )
@@ -115,7 +114,7 @@ class StoringMachine(RuleBasedStateMachine):
 
     @rule(file=files, first=PLACES, last=PLACES, writer=st.integers(0, WRITERS - 1))
     def store_from_anywhere(self, file: LandedFile, first: int, last: int, writer: int) -> None:
-        """Mostly not from where the fence is: a transaction comes twice, late or too early."""
+        """Mostly not from where the marker is: a transaction comes twice, late or too early."""
         self.store(writer, [(file, first, min(last, len(file.lines)))])
 
     @rule(file=files, other=files, last=PLACES, lost=st.booleans(), writer=st.integers(0, WRITERS - 1))
@@ -129,7 +128,7 @@ class StoringMachine(RuleBasedStateMachine):
     def store_while_another_writer_does(
         self, file: LandedFile, second: LandedFile, other: LandedFile, last: int
     ) -> None:
-        """The other one stores one of the same files, or another one, when the first has looked at its fences."""
+        """The other one stores one of the same files, or another one, when the first has looked at its markers."""
         mine = [self.next_part(each, last) for each in dict.fromkeys([file, second])]
         theirs = self.next_part(other, LINES_MAX)
         self.store(0, mine, lambda: self.store(1, [theirs]))
@@ -144,8 +143,8 @@ class StoringMachine(RuleBasedStateMachine):
         self.store(0, [self.next_part(other, last)])
 
     def next_part(self, file: LandedFile, last: int) -> Part:
-        """Return what comes after the fence, up to ``last`` or, if that is behind it, to the end."""
-        first = file.place_of(self.loops[0].real.fences(SOURCE, [file.token])[0])
+        """Return what comes after the marker, up to ``last`` or, if that is behind it, to the end."""
+        first = file.place_of(self.loops[0].real.markers(SOURCE, [file.token])[0])
         return file, first, last if first < last < len(file.lines) else len(file.lines)
 
     def store(self, writer: int, parts: list[Part], meanwhile: Callable[[], None] | None = None) -> None:
@@ -179,11 +178,11 @@ class StoringMachine(RuleBasedStateMachine):
         new = {m: due_ms for m, due_ms in self.seen.waiting() if m not in before.everything()}
         assert not new.keys() & self.accepted.keys(), "stored twice"
         for landed, line in ((file, line) for file in files for line in file.lines):
-            stored = landed.member_of(line.number, line.caller_id)
-            if line.caller_id and stored in new:
-                other = self.ids.get(line.caller_id)
+            stored = landed.member_of(line.number, line.idempotency_key)
+            if line.idempotency_key and stored in new:
+                other = self.ids.get(line.idempotency_key)
                 assert other is None or (
                     other in self.acknowledged and self.acknowledged[other][1] + ID_MEMORY_MS <= self.now_ms
                 ), "an id that is known was stored again"
-                self.ids[line.caller_id] = stored
+                self.ids[line.idempotency_key] = stored
         self.accepted |= new

@@ -7,14 +7,13 @@ from hypothesis.stateful import initialize, precondition, rule
 
 from pipeline.config import TopicSettings
 from pipeline.core.errors import StoreProtocolError
-from pipeline.core.messages import decode_member
+from pipeline.core.messages import Message
 from pipeline.store.base import ClaimReply
-from pipeline.store.routes import TopicRules
 from pipeline.store.topics import Topics
 from tests.model.machine import PERMANENT, StoreMachine
 from tests.model.pair import Pair
 from tests.model.times import AROUND_MS
-from tests.store.builders import BUCKET_MS
+from tests.store.builders import BUCKET_MS, set_topic
 
 SETTINGS = {
     "default": TopicSettings(sink="screen"),
@@ -30,14 +29,19 @@ class StreamMachine(StoreMachine):
     """What is in a stream, or is a dead letter, has left the schedule for good."""
 
     topics: ClassVar[tuple[str, ...]] = TOPICS
-    topic_rules: ClassVar[TopicRules] = TopicRules(SETTINGS.__getitem__, all_to_screen=False)
-    permanent: ClassVar[frozenset[str]] = PERMANENT | {"stream", "dead", "topics", "paces"}
+    permanent: ClassVar[frozenset[str]] = PERMANENT | {"topic_settings", "stream", "dead", "topics", "rate_limits"}
 
     @initialize()
     def begin(self) -> None:
         super().begin()
-        # One loop has another configuration, as when it is changed and not all loops are started anew yet.
-        self.loops[-1] = Pair(self, TopicRules(lambda topic: SETTINGS["mail"], all_to_screen=False))
+        for topic, settings in SETTINGS.items():
+            self.change_settings(topic, settings)
+
+    @rule(topic=st.sampled_from(TOPICS), settings=st.sampled_from([*SETTINGS.values()]))
+    def change_settings(self, topic: str, settings: TopicSettings) -> None:
+        """All loops go by it from their next claim on."""
+        set_topic(self.client, self.keys, topic, settings)
+        self.reference.topics.settings[topic] = settings
 
     @rule(topic=st.sampled_from(TOPICS))
     def pause(self, topic: str) -> None:
@@ -92,25 +96,23 @@ class StreamMachine(StoreMachine):
             assert reply.next_due_ms == self.now_ms
         elif self.look() == self.seen:
             super().check_wait(reply)
-        assert all(due_ms <= self.now_ms for dues in reply.moved.values() for due_ms in dues), "early"
+        assert all(each.due_ms <= self.now_ms for of_topic in reply.moved.values() for each in of_topic), "early"
 
     def check_that_each_is_in_one_place(self) -> None:
-        of_text = {decode_member(m).message: m for m in self.accepted}
+        of_text = {text_of(m): m for m in self.accepted}
         moved = [entry for entries in self.seen.streams.values() for entry in entries]
         dead = [entry for entries in self.seen.dead.values() for entry in entries]
         for _, text, _, due_ms, _, _ in moved + dead:
             assert due_ms == self.accepted[of_text[text]]
             self.acknowledged.setdefault(of_text[text], (MOVED, self.now_ms))
-        ended = [decode_member(m).message for m, (token, _) in self.acknowledged.items() if token == MOVED]
+        ended = [text_of(m) for m, (token, _) in self.acknowledged.items() if token == MOVED]
         assert sorted(entry[1] for entry in moved + dead) == sorted(ended), "moved twice, or also delivered otherwise"
 
         held = [row for rows in self.seen.held.values() for row in rows.items()]
-        left = [decode_member(m).message for m in [*self.seen.everything(), *(m for m, _ in held)]]
-        assert sorted(left) == sorted(decode_member(m).message for m in self.accepted.keys() - self.acknowledged.keys())
+        left = [text_of(m) for m in [*self.seen.everything(), *(m for m, _ in held)]]
+        assert sorted(left) == sorted(text_of(m) for m in self.accepted.keys() - self.acknowledged.keys())
         for stored, score in [*self.seen.waiting(), *held]:
-            message = decode_member(stored)
-            first_ms = self.accepted[of_text[message.message]]
-            assert first_ms == (score if message.due_ms is None else message.due_ms)
+            assert Message.from_member(stored, score).due_ms == self.accepted[of_text[text_of(stored)]]
         assert self.seen.counters.get("delivered", 0) == len(self.acknowledged) - len(dead)
         assert self.seen.counters.get("dead", 0) == len(dead)
 
@@ -119,3 +121,7 @@ class StreamMachine(StoreMachine):
             for topic in TOPICS:
                 self.resume(topic)
         super().teardown()
+
+
+def text_of(stored: bytes) -> str:
+    return Message.from_member(stored, 0).body

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 
-from pipeline.store import scripts
+from pipeline.store import routes, scripts
 from pipeline.store.redis_store import RedisStore
 from tests.model.machine import StoreMachine
 from tests.model.planted import PLANTED, PLANTED_IN_STREAMS, Planted
@@ -15,8 +15,9 @@ from tests.model.streaming import StreamMachine
 from tests.servers import RealServer, real_server
 
 # Derandomised: CI sees the same examples each time, and a planted fault that is found once is found again.
+EXAMPLES = 150  # and 60 of them every day
 SETTINGS = settings(
-    max_examples=150,
+    max_examples=EXAMPLES,
     stateful_step_count=40,
     deadline=None,
     derandomize=True,
@@ -31,6 +32,12 @@ TO_THE_FIRST_FAILURE = settings(SETTINGS, max_examples=1_000, phases=[Phase.gene
 def server() -> Iterator[RealServer]:
     with real_server("--appendonly", "no") as running:
         yield running
+
+
+@pytest.fixture(autouse=True)
+def few_targets(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keep so few targets that the script has to look ahead."""
+    monkeypatch.setattr(routes, "TARGETS_KEPT", 2)
 
 
 def machine_on(
@@ -51,11 +58,15 @@ def machine_on(
     return type("Machine", (machine_type,), chosen)
 
 
+@pytest.mark.parametrize("examples", [60, pytest.param(EXAMPLES, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("machine_type", [StoreMachine, StreamMachine])
-def test_every_promise_holds(server: RealServer, machine_type: type[StoreMachine]) -> None:
-    run_state_machine_as_test(machine_on(server, machine_type=machine_type), settings=SETTINGS)
+def test_every_promise_holds(server: RealServer, machine_type: type[StoreMachine], examples: int) -> None:
+    run_state_machine_as_test(
+        machine_on(server, machine_type=machine_type), settings=settings(SETTINGS, max_examples=examples)
+    )
 
 
+@pytest.mark.planted
 @pytest.mark.parametrize("fault", PLANTED, ids=lambda fault: f"{fault.where}: {fault.name}")
 def test_a_planted_fault_is_found(server: RealServer, monkeypatch: pytest.MonkeyPatch, fault: Planted) -> None:
     monkeypatch.setattr(scripts, "read_script", fault.over(scripts.read_script))
@@ -64,6 +75,7 @@ def test_a_planted_fault_is_found(server: RealServer, monkeypatch: pytest.Monkey
         run_state_machine_as_test(machine, settings=TO_THE_FIRST_FAILURE)
 
 
+@pytest.mark.planted
 @pytest.mark.parametrize("fault", PLANTED_IN_STREAMS, ids=lambda fault: f"{fault.where}: {fault.name}")
 def test_a_fault_planted_in_streams_is_found(
     server: RealServer, monkeypatch: pytest.MonkeyPatch, fault: Planted
@@ -74,6 +86,7 @@ def test_a_fault_planted_in_streams_is_found(
         run_state_machine_as_test(machine, settings=TO_THE_FIRST_FAILURE)
 
 
+@pytest.mark.planted
 @pytest.mark.parametrize("error_ms", [60_000, 1, -1])
 def test_a_client_that_trusts_its_own_clock_is_found(server: RealServer, error_ms: int) -> None:
     with pytest.raises(AssertionError):

@@ -6,23 +6,23 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from pipeline.core.messages import decode_member
+from pipeline.config import TopicSettings
+from pipeline.core.messages import Message
 
 MESSAGE_ID_LENGTH = 22
 BURST_MS = 100
-SCREEN, STREAM, HELD, DEAD, LATER = "screen", "stream", "held", "dead", "later"
+SCREEN, STREAM, RETRY, HELD, DEAD, LATER = "screen", "stream", "retry", "held", "dead", "bucket"
+IN_STREAMS = (STREAM, RETRY)
 
 Entry = tuple[str, str, str, int, int, str]  # id, message, topic, due_ms, attempt, why it is dead
 
 
-class Routing:
-    """What a call names: routes, and the starts of later buckets."""
+class Naming:
+    """What a call says beside its limits: how many shards there are, whether to look ahead, and the targets that it names."""
 
-    def __init__(self, words: Sequence[Any]) -> None:
-        self.all_to_screen, count = bool(words[0]), int(words[1])
-        each = [words[2 + 4 * index : 6 + 4 * index] for index in range(count)]
-        self.routes = {name: (bool(streams), int(expire), float(interval)) for name, streams, expire, interval in each}
-        self.later = {int(start) for start in words[2 + 4 * count :]}
+    def __init__(self, arguments: Sequence[Any]) -> None:
+        self.shards, self.look_ahead, *names = arguments
+        self.targets = set(zip(names[::2], names[1::2], strict=True))
 
 
 @dataclass
@@ -32,11 +32,11 @@ class Step:
     member: bytes
     score: int
     place: str = SCREEN
-    name: str = ""
+    name: str = ""  # of its target: kind is the place
     topic: str = ""
     group: str = ""
     id: str = ""
-    caller_id: str = ""
+    idempotency_key: str = ""
     message: str = ""
     due_ms: int = 0
     attempt: int = 0
@@ -46,68 +46,101 @@ class Step:
 
 @dataclass
 class Plan:
-    """What becomes of some messages; ``missing`` is the status and what the caller has to name before it can go on."""
+    """What becomes of some messages.
+
+    ``is_cut``: the target of the next one is not named. ``wanted``: what the next ones need.
+    """
 
     steps: list[Step] = field(default_factory=list)
-    missing: tuple[bytes, str] | None = None
-    paces: dict[str, float] = field(default_factory=dict)
+    is_cut: bool = False
+    wanted: dict[tuple[str, str], None] = field(default_factory=dict)
+    rate_limits: dict[str, float] = field(default_factory=dict)
 
     def moved(self) -> list[Any]:
-        dues: dict[str, list[int]] = {}
+        moved: dict[str, list[bytes]] = {}
         for step in self.steps:
-            if step.place == STREAM:
-                dues.setdefault(step.name, []).append(step.due_ms)
-        return [value for name, times in dues.items() for value in (name.encode(), times)]
+            if step.place in IN_STREAMS:
+                moved.setdefault(step.name, []).append(b"%d:%s" % (step.due_ms, step.member[:7]))
+        return [value for name, each in moved.items() for value in (name.encode(), each)]
 
 
 @dataclass
 class Topics:
-    """Streams, dead letters, what is held, and since when a topic is paused. ``streams`` is by name of route."""
+    """Streams, dead letters, what is held, and since when a topic is paused. ``streams`` is by topic, or ``<topic>:<group>``."""
 
     names: set[str] = field(default_factory=set)
     streams: dict[str, list[Entry]] = field(default_factory=dict)
     dead: dict[str, list[Entry]] = field(default_factory=dict)
     held: dict[str, dict[bytes, int]] = field(default_factory=dict)
     pauses: dict[str, int] = field(default_factory=dict)
-    paces: dict[str, float] = field(default_factory=dict)
+    rate_limits: dict[str, float] = field(default_factory=dict)
+    settings: dict[str, TopicSettings] = field(default_factory=dict)
 
-    def plan(self, due: Sequence[tuple[bytes, int]], routing: Routing, now_ms: int) -> Plan:
+    def settings_of(self, topic: str) -> TopicSettings:
+        return self.settings.get(topic) or self.settings.get("*") or TopicSettings(sink="screen")
+
+    def plan(self, due: Sequence[tuple[bytes, int]], naming: Naming, now_ms: int) -> Plan:
         """Decide for each message; nothing is changed."""
         plan = Plan()
         for stored, score in due:
-            step = read_step(stored, score)
-            if not routing.all_to_screen or self.pauses or step.group:
-                self._decide(plan, step, routing, now_ms)
-            if plan.missing:
+            step = self._decide(read_step(stored, score), naming, now_ms, plan.rate_limits)
+            if step.place != SCREEN and (step.place, step.name) not in naming.targets:
+                plan.is_cut = True
                 break
+            self._count_rate(step, plan.rate_limits, naming.shards, now_ms)
             plan.steps.append(step)
         return plan
+
+    def look_ahead(self, plan: Plan, behind: Sequence[tuple[bytes, int]], naming: Naming, now_ms: int) -> None:
+        """Say what the messages behind a plan need."""
+        rate_limits = dict(plan.rate_limits)
+        for stored, score in behind:
+            step = self._decide(read_step(stored, score), naming, now_ms, rate_limits)
+            if step.place == SCREEN or (step.place, step.name) in naming.targets:
+                self._count_rate(step, rate_limits, naming.shards, now_ms)
+            if step.place != SCREEN:
+                plan.wanted[step.place, step.name] = None
+
+    def is_plain(self) -> bool:
+        """Whether the topic of a message does not matter."""
+        of_all = self.settings_of("*")
+        has_own = bool(self.settings.keys() - {"*"})
+        return not (has_own or self.pauses or of_all.sink == "stream" or of_all.max_rate or of_all.expire_after_sec)
 
     def put_back(self, topic: str) -> dict[bytes, int]:
         """End a pause; returns what was held."""
         self.pauses.pop(topic, None)
         return self.held.pop(topic, {})
 
-    def _decide(self, plan: Plan, step: Step, routing: Routing, now_ms: int) -> None:
-        if step.name not in routing.routes:
-            plan.missing = (b"ROUTE", step.name)
-            return
-        streams, expire_ms, interval_ms = routing.routes[step.name]
-        step.place = STREAM if streams else SCREEN
+    def _decide(self, step: Step, naming: Naming, now_ms: int, rate_limits: dict[str, float]) -> Step:
+        settings = self.settings_of(step.topic)
+        step.place, step.name = SCREEN, step.topic
         if step.topic in self.pauses:
             step.place = HELD
-        elif expire_ms and now_ms - step.due_ms > expire_ms:
+        elif step.group and (RETRY, f"{step.topic}:{step.group}") not in naming.targets:
+            # Whether the group is there can be seen only when its key is named, and that comes before everything else.
+            step.place, step.name = RETRY, f"{step.topic}:{step.group}"
+        elif settings.expire_after_sec and now_ms - step.due_ms > settings.expire_after_sec * 1000:
             step.place = DEAD
-        elif interval_ms and step.member[MESSAGE_ID_LENGTH : MESSAGE_ID_LENGTH + 1] != b"r":
-            paces = self.paces | plan.paces
-            go_ms = max(paces.get(step.topic, 0.0), now_ms)
-            if go_ms > now_ms + BURST_MS:
-                step.place, step.later_ms = LATER, math.ceil(go_ms - BURST_MS)
-                start = step.later_ms - step.later_ms % 600_000
-                if start not in routing.later:
-                    plan.missing = (b"LATER", str(start))
-                    return
-            plan.paces[step.topic] = go_ms + interval_ms
+        elif (go_ms := self._go_ms(step, rate_limits, now_ms)) is not None and go_ms > now_ms + BURST_MS:
+            step.later_ms = math.ceil(go_ms - BURST_MS)
+            step.place, step.name = LATER, str(step.later_ms - step.later_ms % 600_000)
+        elif step.group:
+            step.place, step.name = RETRY, f"{step.topic}:{step.group}"
+        elif settings.sink == "stream":
+            step.place = STREAM
+        return step
+
+    def _go_ms(self, step: Step, rate_limits: dict[str, float], now_ms: int) -> float | None:
+        """Return when a message may go because of a rate limit, None where there is none."""
+        if not self.settings_of(step.topic).max_rate or step.member[MESSAGE_ID_LENGTH : MESSAGE_ID_LENGTH + 1] == b"r":
+            return None
+        return max((self.rate_limits | rate_limits).get(step.topic, 0.0), now_ms)
+
+    def _count_rate(self, step: Step, rate_limits: dict[str, float], shards: int, now_ms: int) -> None:
+        go_ms = self._go_ms(step, rate_limits, now_ms)
+        if go_ms is not None and step.place not in (HELD, DEAD):
+            rate_limits[step.topic] = go_ms + 1000 * shards / self.settings_of(step.topic).max_rate
 
     def write(self, step: Step, attempt: int, now_ms: int) -> None:
         """Add an entry to a stream."""
@@ -118,21 +151,19 @@ class Topics:
 
 
 def read_step(stored: bytes, score: int) -> Step:
-    """Say what a member of our format is about."""
-    message = decode_member(stored)
-    fields = json.loads(stored[MESSAGE_ID_LENGTH + 1 :]) if stored[MESSAGE_ID_LENGTH:][:1] == b"r" else {}
-    group = fields.get("group", "")
-    later = {"message": message.message, "topic": message.topic, "id": message.id, "due_ms": str(score)}
+    """Return what a member of our format says."""
+    message = Message.from_member(stored, score, attempt=0)
+    is_rescheduled = stored[MESSAGE_ID_LENGTH:][:1] == b"r"
+    later = {"message": message.body, "topic": message.topic, "id": message.id, "due_ms": str(score)}
     return Step(
         stored,
         score,
-        name=f"{message.topic}:{group}" if group else message.topic,
         topic=message.topic,
-        group=group,
+        group=message.group,
         id=message.id,
-        caller_id=message.id if message.id != message.message_id or fields else "",
-        message=message.message,
-        due_ms=score if message.due_ms is None else message.due_ms,
-        attempt=int(fields.get("attempt", 0)),
+        idempotency_key=message.id if message.id != message.message_id or is_rescheduled else "",
+        message=message.body,
+        due_ms=message.due_ms,
+        attempt=message.attempt,
         later_member=stored[:MESSAGE_ID_LENGTH] + b"r" + json.dumps(later).encode(),
     )

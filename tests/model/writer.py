@@ -1,4 +1,4 @@
-"""A writer that is slow between its look at the fences and its transaction."""
+"""A writer that is slow between its look at the markers and its transaction."""
 
 from collections.abc import Callable, Sequence
 from typing import Any

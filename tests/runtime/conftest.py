@@ -1,5 +1,6 @@
 """What the tests of the set-up share: processes that are started and never left behind, and waits with a deadline."""
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -45,7 +46,7 @@ def spawn(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
 
     yield start
     for process in started:
-        if process.poll() is None:
+        with contextlib.suppress(ProcessLookupError):  # what it started may outlive it
             os.killpg(process.pid, signal.SIGKILL)
         process.stdin.close()
         process.wait()
@@ -53,13 +54,13 @@ def spawn(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
 
 @pytest.fixture
 def processes(tmp_path: Path) -> Iterator[Callable[[str], list[psutil.Process]]]:
-    """Find the living processes whose command line names ``tmp_path`` and a word; whatever is left at the end is killed."""
+    """Find the living processes whose command line names ``tmp_path`` and a text; whatever is left at the end is killed."""
 
-    def find(word: str) -> list[psutil.Process]:
+    def find(text: str) -> list[psutil.Process]:
         found = []
         for process in psutil.process_iter(["cmdline", "status"]):
             line = " ".join(process.info["cmdline"] or ())
-            if str(tmp_path) in line and word in line and process.info["status"] != psutil.STATUS_ZOMBIE:
+            if str(tmp_path) in line and text in line and process.info["status"] != psutil.STATUS_ZOMBIE:
                 found.append(process)
         return found
 

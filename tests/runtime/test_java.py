@@ -77,7 +77,7 @@ def test_the_shim_drops_what_a_small_java_lacks_and_passes_on_the_rest(make_java
     home = make_java("small 'n quoted", "25.0.2")
     java = probe_java(home / "bin" / "java", "test")
     assert java is not None
-    (home / "bin" / "java").write_text('#!/bin/sh\nfor word in "$@"; do echo "<$word>"; done\n')
+    (home / "bin" / "java").write_text('#!/bin/sh\nfor argument in "$@"; do echo "<$argument>"; done\n')
     shim = prepare_java_home(java, tmp_path / "share", quiet=False) / "bin" / "java"
     given = [
         f"--add-modules={VECTOR_MODULE}",

@@ -117,7 +117,7 @@ def test_a_user_that_is_killed_counts_as_gone(start_user: User, url: str, wait_f
     assert ping(url) == b"+PONG\r\n"
     second.kill()
     second.wait()
-    wait_for(lambda: not processes("valkey-server"), "keeper and server are gone")
+    wait_for(lambda: not processes("valkey-server"), "daemon and server are gone")
 
 
 def test_ctrl_c_in_the_terminal_of_a_user_does_not_reach_the_server(
@@ -132,11 +132,11 @@ def test_ctrl_c_in_the_terminal_of_a_user_does_not_reach_the_server(
     assert second.wait(10) == 0
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere the server outlives its keeper until the next start")
-def test_the_server_goes_with_its_keeper(start_user: User, url: str, wait_for: Wait, processes: Processes) -> None:
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere the server outlives its daemon until the next start")
+def test_the_server_goes_with_its_daemon(start_user: User, url: str, wait_for: Wait, processes: Processes) -> None:
     start_user("first")
-    (keeper,) = processes("-m pipeline.runtime.keeper")
-    keeper.kill()
+    (daemon,) = processes("-m pipeline.runtime.server_daemon")
+    daemon.kill()
     wait_for(lambda: not processes("valkey-server unixsocket"), "the server is gone")
 
 
@@ -146,23 +146,23 @@ def test_a_server_that_is_killed_under_its_users_is_started_again_with_its_data(
 ) -> None:
     user = start_user("first")
     assert call_server(get_socket(url), b"SET key value") == b"+OK\r\n"
-    (keeper,) = processes("-m pipeline.runtime.keeper")
+    (daemon,) = processes("-m pipeline.runtime.server_daemon")
     for _ in range(times):
         (victim,) = processes("valkey-server unixsocket")
         victim.kill()
         victim.wait(10)
         wait_for(lambda: ping(url) == b"+PONG\r\n", "the same URL answers again", timeout_s=10.0)
         assert call_server(get_socket(url), b"GET key") == b"$5\r\nvalue\r\n"
-    assert processes("-m pipeline.runtime.keeper") == [keeper]
+    assert processes("-m pipeline.runtime.server_daemon") == [daemon]
     log = (get_socket(url).parent / "server.log").read_text()
-    assert log.count("ended by itself, by signal 9: starting it again") == times
+    assert log.count("ended by itself (signal 9): starting it again") == times
     user.stdin.close()
     assert user.wait(10) == 0
     assert processes("") == []
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere the server outlives its keeper until the next start")
-def test_a_server_that_was_started_again_goes_with_its_keeper_too(
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere the server outlives its daemon until the next start")
+def test_a_server_that_was_started_again_goes_with_its_daemon_too(
     start_user: User, url: str, wait_for: Wait, processes: Processes
 ) -> None:
     start_user("first")
@@ -170,28 +170,28 @@ def test_a_server_that_was_started_again_goes_with_its_keeper_too(
     victim.kill()
     victim.wait(10)
     wait_for(lambda: ping(url) == b"+PONG\r\n", "it is started again")
-    (keeper,) = processes("-m pipeline.runtime.keeper")
-    keeper.kill()
+    (daemon,) = processes("-m pipeline.runtime.server_daemon")
+    daemon.kill()
     wait_for(lambda: not processes("valkey-server unixsocket"), "the server is gone")
 
 
-def test_a_keeper_whose_server_cannot_be_started_again_tries_until_the_last_user_leaves(
+def test_a_daemon_whose_server_cannot_be_started_again_tries_until_the_last_user_leaves(
     start_user: User, url: str, wait_for: Wait, processes: Processes
 ) -> None:
-    first, newcomer = start_user("first"), None
+    first, arriving = start_user("first"), None
     directory = get_socket(url).parent
     manifest = directory / "appendonlydir" / "appendonly.aof.manifest"
     good = manifest.read_bytes()
     manifest.write_text("nonsense\n")
     processes("valkey-server unixsocket")[0].kill()
     wait_for(lambda: (directory / "server.log").read_text().count("starting it again") >= 3, "it is tried repeatedly")
-    newcomer = start_user("second", wait=False)
+    arriving = start_user("second", wait=False)
     first.stdin.close()
     assert first.wait(10) == 0, "who leaves doesn't wait for who waits for the server"
     manifest.write_bytes(good)
     wait_for(lambda: ping(url) == b"+PONG\r\n", "it serves again as soon as it can")
-    newcomer.stdin.close()
-    assert newcomer.wait(10) == 0
+    arriving.stdin.close()
+    assert arriving.wait(10) == 0
     assert processes("") == []
 
 
@@ -235,12 +235,12 @@ def test_who_waits_for_a_server_that_reads_much_data_stops_waiting_when_asked_to
     assert processes("") == []
 
 
-def test_after_a_killed_keeper_and_server_the_next_user_starts_a_new_one(
+def test_after_a_killed_daemon_and_server_the_next_user_starts_a_new_one(
     start_user: User, url: str, processes: Processes
 ) -> None:
     first = start_user("first")
-    for process in (*processes("-m pipeline.runtime.keeper"), *processes("valkey-server unixsocket")):
-        with contextlib.suppress(Exception):  # the server may have followed its keeper already
+    for process in (*processes("-m pipeline.runtime.server_daemon"), *processes("valkey-server unixsocket")):
+        with contextlib.suppress(Exception):  # the server may have followed its daemon already
             process.kill()
     start_user("second")
     assert ping(url) == b"+PONG\r\n"
@@ -250,7 +250,7 @@ def test_after_a_killed_keeper_and_server_the_next_user_starts_a_new_one(
     assert ping(url) == b"+PONG\r\n"
 
 
-def test_a_server_that_outlived_its_keeper_is_stopped_before_a_new_one_starts(
+def test_a_server_that_outlived_its_daemon_is_stopped_before_a_new_one_starts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spawn: Callable, wait_for: Wait, processes: Processes
 ) -> None:
     """Two servers on one set of files would ruin it. As on macOS, where the kernel doesn't stop the server."""
@@ -272,7 +272,7 @@ def test_four_users_that_start_at_once_share_one_server(
     users = [start_user(name, wait=False) for name in names]
     wait_for(lambda: all((tmp_path / f"{name}stdout").read_text() == url + "\n" for name in names), "all four have it")
     assert len(processes("valkey-server unixsocket")) == 1
-    assert len(processes("-m pipeline.runtime.keeper")) == 1
+    assert len(processes("-m pipeline.runtime.server_daemon")) == 1
     for user in users:
         user.stdin.close()
     assert [user.wait(10) for user in users] == [0, 0, 0, 0]
@@ -306,12 +306,12 @@ def test_who_comes_waits_for_who_is_coming_or_going(tmp_path: Path) -> None:
     with private_server(tmp_path):
         change_fd = open_lock(tmp_path / "server" / "change")
         fcntl.flock(change_fd, fcntl.LOCK_EX)
-        newcomer = threading.Thread(target=come)
-        newcomer.start()
+        arriving = threading.Thread(target=come)
+        arriving.start()
         assert not arrived.wait(0.3), "with the server running, it takes some milliseconds"
         os.close(change_fd)
         assert arrived.wait(20)
-        newcomer.join(20)
+        arriving.join(20)
 
 
 def test_of_users_that_leave_at_once_the_last_one_waits_until_the_server_is_gone(

@@ -1,5 +1,6 @@
 import json
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -16,19 +17,14 @@ from pipeline.runtime.submit import Program, pack_package, plan_program
 Plan = Callable[..., Program]
 
 ROOT = Path(__file__).resolve().parents[2]
+JOBS = sorted(path.stem for path in (ROOT / "jobs").glob("*.py"))
 
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
     """A checkout with a small package, jobs and configuration, and a Java on PATH."""
-    for file in (
-        "jobs/ingest.py",
-        "jobs/drain.py",
-        "jobs/status.py",
-        "mine.py",
-        "pipeline/a.py",
-        "pipeline/store/x.lua",
-    ):
+    jobs = [f"jobs/{job}.py" for job in JOBS]
+    for file in (*jobs, "mine.py", "pipeline/a.py", "pipeline/store/x.lua", "conf/pipeline.toml"):
         (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / file).write_text("")
     java = tmp_path / "java" / "bin" / "java"
@@ -45,26 +41,32 @@ def plan(root: Path, monkeypatch: pytest.MonkeyPatch) -> Plan:
     monkeypatch.setattr(sys, "prefix", str(root / "venv"))
     monkeypatch.chdir(root)
 
-    def make_plan(words: str, **environ: str) -> Program:
+    def make_plan(arguments: str, **environ: str) -> Program:
         environ = {"PATH": f"{root}/java/bin:/usr/bin:/bin", **environ}
-        return plan_program(shlex.split(words), environ, root=root, state_dir=root / "state")
+        return plan_program(shlex.split(arguments), environ, root=root, state_dir=root / "state")
 
     return make_plan
 
 
-@pytest.mark.parametrize("job", ["drain", "status"])
-def test_a_job_without_spark_is_run_as_it_is_and_no_java_is_looked_for(plan: Plan, root: Path, job: str) -> None:
+@pytest.mark.parametrize("job", [job for job in JOBS if job != "ingest"])
+def test_every_job_but_ingest_is_run_as_it_is_and_no_java_is_looked_for(plan: Plan, root: Path, job: str) -> None:
     program = plan(f"--master local[2] jobs/{job}.py --once", JAVA_HOME="/nowhere")
     assert program.argv == (sys.executable, f"jobs/{job}.py", "--once")
     assert "PYSPARK_SUBMIT_ARGS" not in program.environ
     assert program.environ["PYTHONPATH"] == str(root)
 
 
+@pytest.mark.parametrize("option", ["--help", "-h", "--version"])
+def test_the_help_of_a_job_needs_neither_java_nor_a_cluster(plan: Plan, option: str) -> None:
+    program = plan(f"--master yarn --deploy-mode cluster jobs/ingest.py {option}", JAVA_HOME="/nowhere")
+    assert program.argv == (sys.executable, "jobs/ingest.py", option)
+
+
 def test_a_spark_job_runs_in_python_with_sparks_options_in_the_environment(plan: Plan, root: Path) -> None:
     program = plan("--master local[2] --conf 'spark.a=b c' --name=x jobs/ingest.py --once", PYTHONPATH="/theirs")
     assert program.argv == (sys.executable, "jobs/ingest.py", "--once")
     arguments = program.environ["PYSPARK_SUBMIT_ARGS"]
-    assert shlex.split(arguments) == ["--master", "local[2]", "--conf", "spark.a=b c", "--name", "x", "pyspark-shell"]
+    assert shlex.split(arguments) == ["--master", "local[2]", "--conf", "spark.a=b c", "--name=x", "pyspark-shell"]
     assert program.environ["SPARK_CONF_DIR"] == f"{root}/conf"
     assert program.environ["PYTHONPATH"] == f"{root}:/theirs"
     assert program.environ["PYSPARK_PYTHON"] == program.environ["PYSPARK_DRIVER_PYTHON"] == sys.executable
@@ -82,43 +84,109 @@ def test_a_script_is_found_in_the_users_folder_first_then_in_the_checkout(
     assert plan("jobs/drain.py").argv[1] == "jobs/drain.py"
 
 
-def test_a_script_that_is_not_there_is_an_error_that_names_it(plan: Plan) -> None:
-    with pytest.raises(ConfigError, match=r"no file jobs/nope\.py"):
-        plan("jobs/nope.py")
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ("jobs/nope.py", r"no script jobs/nope\.py: name a script"),
+        ("ingest", r"no script ingest: did you mean jobs/ingest\.py\?"),
+        ("status --format json", r"no script status: did you mean jobs/status\.py\?"),
+        ("drain.py", r"no script drain\.py: did you mean jobs/drain\.py\?"),
+        ("jobs", "no script jobs: name a script"),
+        ("nonsense", "no script nonsense: name a script"),
+        ("--master local[2]", "No script is named"),
+        ("--master local[2] ingest", "No script is named"),
+        ("--master local[2] --deploy-mode cluster jobs/ingest.py", r"local\[2\] is this machine"),
+        ("--deploy-mode cluster mine.py", "local is this machine"),
+        ("--master spark://h:1 --deploy-mode cluster jobs/ingest.py", "standalone cluster runs no Python drivers"),
+        ("--master yarn --deploy-mode cluster jobs/ingest.py --config no.toml", r"no configuration file .*/no\.toml"),
+    ],
+)
+def test_what_can_only_fail_is_refused_in_a_sentence(plan: Plan, arguments: str, sentence: str) -> None:
+    with pytest.raises(ConfigError, match=sentence):
+        plan(arguments, JAVA_HOME="/nowhere")
 
 
 @pytest.mark.parametrize(
-    "words",
+    "arguments",
     [
-        "--deploy-mode cluster --master yarn jobs/ingest.py --once",
-        "--conf spark.submit.deployMode=cluster --master yarn mine.py",
-        "--deploy-mode cluster --master yarn jobs/drain.py",
-        "--class a.B app.jar x",
+        "--deploy-mode cluster --master yarn mine.py",
+        "--conf spark.submit.deployMode=cluster --master yarn mine.py --once",
+        "--class a.B app.jar x.py",
+        "--class=a.B app.jar x.py",
+        "app.jar x",
         "--status 7 --master spark://h:1",
         "--kill 7",
         "s3a://bucket/job.py",
         "--usage-error",
     ],
 )
-def test_what_does_not_run_in_a_driver_here_is_left_to_sparks_own_command(plan: Plan, words: str) -> None:
-    program = plan(words)
+def test_what_does_not_run_in_a_driver_here_is_left_to_sparks_own_command(plan: Plan, arguments: str) -> None:
+    program = plan(arguments)
     assert program.argv[0].endswith("/pyspark/bin/spark-submit")
-    assert [word for word in program.argv[1:] if not word.endswith(".zip") and word != "--py-files"] == words.split()
     assert Path(program.argv[0]).is_file()
+    assert program.argv[1:] == tuple(arguments.split())
 
 
-@pytest.mark.parametrize("words", ["--master yarn", "--master local-cluster[2,1,1024]", "--conf spark.master=yarn"])
-def test_executors_elsewhere_get_our_package_along_with_the_users_files(plan: Plan, root: Path, words: str) -> None:
-    given = shlex.split(plan(f"{words} --py-files a.zip,b.py jobs/ingest.py").environ["PYSPARK_SUBMIT_ARGS"])
+@pytest.mark.parametrize("job", ["ingest", "drain"])
+def test_a_driver_in_the_cluster_gets_our_package_and_the_configuration(plan: Plan, root: Path, job: str) -> None:
+    program = plan(f"--master yarn --deploy-mode cluster --files a jobs/{job}.py --once")
+    assert program.argv[0].endswith("/pyspark/bin/spark-submit")
+    packed = program.argv[program.argv.index("--py-files") + 1]
+    assert Path(packed).is_file()
+    assert program.argv[1:] == (
+        *("--master", "yarn", "--deploy-mode", "cluster", "--py-files", packed),
+        *("--files", f"a,{root}/conf/pipeline.toml", f"jobs/{job}.py", "--once", "--config", "pipeline.toml"),
+    )
+
+
+@pytest.mark.parametrize(
+    ("form", "environ"),
+    [
+        ("--config mine.toml", {}),
+        ("--config=mine.toml", {"DUETIME_CONFIG": "other.toml"}),
+        ("", {"DUETIME_CONFIG": "mine.toml"}),
+    ],
+)
+def test_a_driver_in_the_cluster_gets_the_configuration_that_the_user_names(
+    plan: Plan, root: Path, form: str, environ: dict[str, str]
+) -> None:
+    (root / "mine.toml").write_text("")
+    program = plan(f"--master yarn --deploy-mode cluster jobs/ingest.py {form} --once", **environ)
+    assert program.argv[program.argv.index("--files") + 1] == f"{root}/mine.toml"
+    assert program.argv[-4:] == ("jobs/ingest.py", "--once", "--config", "mine.toml")
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+def test_the_packed_package_reads_the_configuration_of_its_container_or_refuses(tmp_path: Path, is_there: bool) -> None:
+    container = tmp_path / "container"
+    container.mkdir()
+    if is_there:
+        (container / "pipeline.toml").write_text('[redis]\nnamespace = "ours"\n')
+    program = "from pathlib import Path; from pipeline import config; print(config.__file__)\n"
+    program += "print(config.load_settings({}, {}, Path('pipeline.toml')).redis.namespace)"
+    result = subprocess.run(
+        [sys.executable, "-P", "-c", program], cwd=container, capture_output=True, text=True, check=False,
+        env={**os.environ, "PYTHONPATH": str(pack_package(ROOT, tmp_path))},
+    )  # fmt: skip
+    assert ".zip/pipeline/config.py" in result.stdout
+    if is_there:
+        assert result.stdout.splitlines()[1] == "ours"
+    else:
+        assert "ConfigError: The configuration file pipeline.toml can't be read" in result.stderr
+
+
+@pytest.mark.parametrize("options", ["--master yarn", "--master local-cluster[2,1,1024]", "--conf spark.master=yarn"])
+def test_executors_elsewhere_get_our_package_along_with_the_users_files(plan: Plan, root: Path, options: str) -> None:
+    given = shlex.split(plan(f"{options} --py-files a.zip,b.py jobs/ingest.py").environ["PYSPARK_SUBMIT_ARGS"])
     files = given[given.index("--py-files") + 1].split(",")
     assert given.count("--py-files") == 1
     assert files[:2] == ["a.zip", "b.py"]
     assert zipfile.ZipFile(files[2]).namelist() == ["pipeline/a.py", "pipeline/store/x.lua"]
 
 
-@pytest.mark.parametrize("words", ["jobs/ingest.py", "--master local[4] jobs/ingest.py", "--master yarn mine.py"])
-def test_nobody_else_gets_it(plan: Plan, words: str) -> None:
-    assert "--py-files" not in plan(words).environ["PYSPARK_SUBMIT_ARGS"]
+@pytest.mark.parametrize("arguments", ["jobs/ingest.py", "--master local[4] jobs/ingest.py", "--master yarn mine.py"])
+def test_nobody_else_gets_it(plan: Plan, arguments: str) -> None:
+    assert "--py-files" not in plan(arguments).environ["PYSPARK_SUBMIT_ARGS"]
 
 
 def test_the_packed_package_changes_its_name_with_its_content_only(root: Path) -> None:
@@ -130,7 +198,7 @@ def test_the_packed_package_changes_its_name_with_its_content_only(root: Path) -
 
 
 @pytest.mark.parametrize(
-    ("words", "environ", "expected"),
+    ("options", "environ", "expected"),
     [
         pytest.param("--master local", {"PYSPARK_PYTHON": "their-python"}, sys.executable, id="ours on this machine"),
         pytest.param("--master yarn", {}, sys.executable, id="ours if nobody says"),
@@ -138,8 +206,8 @@ def test_the_packed_package_changes_its_name_with_its_content_only(root: Path) -
         pytest.param("--master yarn --conf spark.pyspark.python=p", {}, "p", id="or as a setting"),
     ],
 )
-def test_the_python_of_the_workers(plan: Plan, words: str, environ: dict[str, str], expected: str) -> None:
-    assert plan(f"{words} jobs/ingest.py", **environ).environ["PYSPARK_PYTHON"] == expected
+def test_the_python_of_the_workers(plan: Plan, options: str, environ: dict[str, str], expected: str) -> None:
+    assert plan(f"{options} jobs/ingest.py", **environ).environ["PYSPARK_PYTHON"] == expected
 
 
 def test_a_spark_home_of_another_version_is_not_used(plan: Plan, root: Path) -> None:
@@ -152,30 +220,31 @@ def test_a_spark_home_of_another_version_is_not_used(plan: Plan, root: Path) -> 
     assert plan("jobs/ingest.py", SPARK_HOME=str(root / "spark")).environ["SPARK_HOME"] == str(root / "spark")
 
 
-def run(*words: str, **environ: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-P", "-m", "pipeline.runtime.submit", *words]
+def run(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-P", "-m", "pipeline.runtime.submit", *arguments]
     return subprocess.run(
         command, env={**os.environ, "PYTHONPATH": str(ROOT), **environ}, capture_output=True, text=True, timeout=60, check=False
     )  # fmt: skip
 
 
-def test_help_is_ours_and_tells_how_to_see_sparks() -> None:
-    result = run("--help")
+def test_help_is_ours_names_every_job_and_says_how_to_see_sparks() -> None:
+    result = run("--deploy-mode", "cluster", "--help", JAVA_HOME="/nowhere")
     assert (result.returncode, result.stderr) == (0, "")
-    assert "jobs/drain.py" in result.stdout
+    assert sorted(re.findall(r"^  jobs/(\w+)\.py  +\w", result.stdout, re.MULTILINE)) == JOBS
     assert "--spark-help" in result.stdout
 
 
 def test_version_names_duetime_spark_python_and_java() -> None:
-    words = run("--version").stdout.split()
-    assert words[0::2][:4] == ["Duetime", "Spark", "Python", "Java"]
+    printed = run("--version").stdout.split()
+    assert printed[0::2][:4] == ["Duetime", "Spark", "Python", "Java"]
 
 
 @pytest.mark.parametrize(
-    ("words", "environ"), [(("--wrong",), {}), (("mine.py",), {}), (("--version",), {"JAVA_HOME": "/x"})]
+    ("arguments", "environ"),
+    [(("--wrong",), {}), (("ingest",), {}), (("mine.py",), {}), (("--version",), {"JAVA_HOME": "/x"})],
 )
-def test_wrong_use_is_one_sentence_and_exit_code_2(words: tuple[str, ...], environ: dict[str, str]) -> None:
-    result = run(*words, **environ)
+def test_wrong_use_is_one_sentence_and_exit_code_2(arguments: tuple[str, ...], environ: dict[str, str]) -> None:
+    result = run(*arguments, **environ)
     assert result.returncode == 2
     assert len(result.stderr.splitlines()) == 1
 
@@ -220,10 +289,10 @@ def checkout(tmp_path: Path) -> Path:
     return root
 
 
-def run_script(checkout: Path, script: str, *words: str, cwd: Path | None = None, **environ: str) -> list[str]:
+def run_script(checkout: Path, script: str, *arguments: str, cwd: Path | None = None, **environ: str) -> list[str]:
     environ = {"PATH": str(checkout / "path"), **environ}
     result = subprocess.run(
-        [script, *words], cwd=cwd, env=environ, capture_output=True, text=True, timeout=10, check=False
+        [script, *arguments], cwd=cwd, env=environ, capture_output=True, text=True, timeout=10, check=False
     )  # fmt: skip
     assert (result.returncode, result.stderr) == (0, "")
     return result.stdout.splitlines()

@@ -1,4 +1,3 @@
-import errno
 import os
 import shutil
 import signal
@@ -9,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.runtime import supervisor as tested
+from pipeline.runtime.server import PrivateServer, call_server, private_server
 from pipeline.runtime.supervisor import drop_sample
 
 Wait = Callable[..., None]
@@ -19,18 +18,20 @@ Start = Callable[..., subprocess.Popen[bytes]]
 ROOT = Path(__file__).resolve().parents[2]
 SUPERVISE = """
 import os, sys; from pathlib import Path; from pipeline.config import load_settings
-from pipeline.runtime.process import open_standard_fds; from pipeline.runtime.supervisor import supervise
+from pipeline.runtime.process import open_standard_fds; from pipeline.runtime import supervisor
+supervisor.REPORT_S = float(os.environ.get("REPORT_S", supervisor.REPORT_S))
 import signal; signal.signal(signal.SIGHUP, signal.SIG_DFL)  # whoever runs the tests may have ignored it, as nohup does
 open_standard_fds()
 root = sys.argv[1]
 flags = {"local": {"state": root + "/.duetime"}, "ingest": {"input": root + "/inbox"}}
-sys.exit(supervise(Path(root), load_settings(flags, os.environ)))
+sys.exit(supervisor.supervise(Path(root), load_settings(flags, os.environ)))
 """
 # A job: writes down what it meets, says that it is up, and stops on SIGTERM. Its name is the script's.
 JOB = """
 import os, signal, sys
 from pathlib import Path
 name = Path(__file__).stem
+if name == "ingest": Path(__file__).parents[1].joinpath("inbox").mkdir(exist_ok=True)
 print(f"{name} prints", flush=True)
 def note(text):
     with open(Path(__file__).parent / "notes", "a") as notes: print(name, text, file=notes)
@@ -43,7 +44,8 @@ def stop(number, frame):
 signal.signal(signal.SIGTERM, stop)
 note(os.environ["REDIS_URL"])
 ready_fd = int(os.environ["DUETIME_READY_FD"])
-os.write(ready_fd, b"1\\n"); os.close(ready_fd)
+os.write(ready_fd, b"open\\n")
+os.write(ready_fd, b"up\\n")
 while True: signal.pause()
 """
 DEAF = JOB.replace("signal.signal(signal.SIGTERM, stop)", "signal.signal(signal.SIGTERM, signal.SIG_IGN)")
@@ -113,6 +115,26 @@ def test_the_sample_appears_whole_in_the_inbox_when_ingest_is_up(root: Path, sta
     assert (root / "inbox" / "sample.jsonl").read_bytes() == (root / "conf" / "sample.jsonl").read_bytes()
 
 
+@pytest.mark.parametrize(
+    ("command", "namespace", "dropped"),
+    [
+        ("ZADD {duetime:0}:buckets 0 0", "duetime", False),
+        ("HSET {duetime:0}:counters stored 1", "duetime", False),
+        ("HSET {duetime:0}:counters stored 1", "other", True),
+        ("HSET {duetime:0}:meta shards 1", "duetime", True),  # a start that was stopped before anything was stored
+    ],
+)
+def test_the_sample_is_dropped_only_while_the_namespace_has_never_held_a_message(
+    root: Path, start: Start, command: str, namespace: str, dropped: bool
+) -> None:
+    with private_server(root / ".duetime"):
+        assert call_server(PrivateServer(root / ".duetime").socket, command.encode()) == b":1\r\n"
+    supervisor = start(DUETIME_REDIS_NAMESPACE=namespace)
+    supervisor.terminate()
+    assert supervisor.wait(20) == 0
+    assert [path.name for path in (root / "inbox").iterdir()] == ["sample.jsonl"] * dropped
+
+
 @pytest.fixture
 def sample(tmp_path: Path) -> Path:
     sample = tmp_path / "conf" / "sample.jsonl"
@@ -122,58 +144,21 @@ def sample(tmp_path: Path) -> Path:
     return sample
 
 
-def _refuse_links(*_: object) -> None:
-    raise PermissionError(errno.EPERM, "this file system has none")
-
-
-@pytest.mark.parametrize("links", [True, False])
-def test_the_sample_replaces_nothing(
-    tmp_path: Path, sample: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], links: bool
-) -> None:
-    if not links:
-        monkeypatch.setattr(tested.os, "link", _refuse_links)
-    inbox = tmp_path / "inbox"
-    (inbox / "sample.jsonl").write_text("theirs")
-    (inbox / "sample-2.jsonl").symlink_to("nowhere")
-    drop_sample(sample, inbox)
-    assert (inbox / "sample.jsonl").read_text() == "theirs"
-    assert (inbox / "sample-2.jsonl").is_symlink()
-    assert sorted(path.name for path in inbox.iterdir()) == ["sample-2.jsonl", "sample-3.jsonl", "sample.jsonl"]
-    assert (inbox / "sample-3.jsonl").read_text() == "ours"
-    assert (inbox / "sample-3.jsonl").stat().st_nlink == 1
-    assert "Dropped sample-3.jsonl into inbox/" in capsys.readouterr().err
-
-
-def test_a_sample_that_finds_every_name_taken_is_one_line(
-    tmp_path: Path, sample: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(tested, "SAMPLE_NAMES_MAX", 2)
-    for _ in range(3):
-        drop_sample(sample, tmp_path / "inbox")
-    assert sorted(path.name for path in (tmp_path / "inbox").iterdir()) == ["sample-2.jsonl", "sample.jsonl"]
-    assert len(capsys.readouterr().err.splitlines()) == 3
-
-
-@pytest.mark.parametrize("broken", ["inbox", "sample", "disk"])
-def test_a_sample_that_cannot_be_dropped_is_one_line(
-    tmp_path: Path, sample: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], broken: str
+@pytest.mark.parametrize("trouble", ["inbox", "sample", "taken"])
+def test_a_sample_that_cannot_be_dropped_is_one_line_and_replaces_nothing(
+    tmp_path: Path, sample: Path, capsys: pytest.CaptureFixture[str], trouble: str
 ) -> None:
     inbox = tmp_path / "inbox"
-    if broken == "inbox":
+    if trouble == "inbox":
         inbox.rmdir()
-    elif broken == "sample":
+    elif trouble == "sample":
         sample.unlink()
     else:
-
-        def write(*_: object) -> None:
-            raise OSError(errno.ENOSPC, "No space left on device")
-
-        monkeypatch.setattr(tested.os, "link", _refuse_links)
-        monkeypatch.setattr(tested.os, "write", write)
+        (inbox / "sample.jsonl").write_text("theirs")
     drop_sample(sample, inbox)
     (line,) = capsys.readouterr().err.splitlines()
     assert "The sample could not be dropped" in line
-    assert not inbox.exists() or list(inbox.iterdir()) == []
+    assert [path.read_text() for path in tmp_path.glob("inbox/*")] == ["theirs"] * (trouble == "taken")
 
 
 def test_the_sample_can_be_switched_off(root: Path, start: Start) -> None:
@@ -183,7 +168,9 @@ def test_the_sample_can_be_switched_off(root: Path, start: Start) -> None:
     assert list((root / "inbox").iterdir()) == []
 
 
-def test_the_users_redis_is_used_and_its_password_not_shown(root: Path, start: Start, processes: Processes) -> None:
+def test_the_users_redis_is_used_gets_no_sample_and_its_password_is_not_shown(
+    root: Path, start: Start, processes: Processes
+) -> None:
     url = "redis://me:secret@redis.example:6379/0?password=secret"
     supervisor = start(REDIS_URL=url)
     assert processes("valkey-server") == []
@@ -192,13 +179,34 @@ def test_the_users_redis_is_used_and_its_password_not_shown(root: Path, start: S
     assert f"drain {url}" in read_notes(root)
     assert "secret" not in (root / "stderr").read_text()
     assert "redis://redis.example:6379/0" in (root / "stderr").read_text()
+    assert list((root / "inbox").iterdir()) == []
 
 
 def test_no_sample_is_dropped_where_files_are_not_taken_from_a_folder(root: Path, start: Start) -> None:
     supervisor = start(DUETIME_INGEST_SOURCE="socket")
     supervisor.terminate()
     assert supervisor.wait(20) == 0
-    assert not (root / "inbox").exists()
+    assert list((root / "inbox").iterdir()) == []
+
+
+def test_drain_is_not_started_when_ingest_does_not_get_its_input(root: Path, start: Start) -> None:
+    """As a second copy, which would else take messages from the first for some seconds."""
+    (root / "jobs" / "ingest.py").write_text("raise SystemExit(2)")
+    supervisor = start(wait=False)
+    assert supervisor.wait(20) == 2
+    assert (root / "stdout").read_text() == ""
+    assert not (root / "jobs" / "notes").exists()
+
+
+def test_drain_does_not_wait_for_spark_and_a_long_start_is_reported(root: Path, start: Start, wait_for: Wait) -> None:
+    (root / "jobs" / "ingest.py").write_text(JOB.replace('os.write(ready_fd, b"up\\n")', ""))
+    supervisor = start(wait=False, REPORT_S="0.3")
+    stderr = root / "stderr"
+    wait_for(lambda: "drain is up" in stderr.read_text(), "drain is up")
+    wait_for(lambda: stderr.read_text().count("Spark is starting ... ") >= 2, "two reports")
+    assert "ingest is up" not in stderr.read_text()
+    supervisor.terminate()
+    assert supervisor.wait(20) == 0
 
 
 @pytest.mark.parametrize(("name", "code", "expected"), [("drain", 3, 1), ("ingest", 2, 2), ("ingest", 0, 1)])
@@ -232,14 +240,14 @@ def test_it_is_done_only_when_what_a_job_has_started_is_gone_too(
     assert processes("") == []
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere no kernel tells the jobs")
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere the kernel does not signal the jobs")
 def test_when_the_supervisor_is_killed_everything_ends_and_the_jobs_have_the_server_until_then(
     root: Path, start: Start, wait_for: Wait, processes: Processes
 ) -> None:
     supervisor = start()
     supervisor.kill()
     supervisor.wait()
-    wait_for(lambda: not processes("jobs/") and not processes("valkey-server"), "jobs, keeper and server are gone")
+    wait_for(lambda: not processes("jobs/") and not processes("valkey-server"), "jobs, daemon and server are gone")
     assert {"ingest signal 15 +PONG", "drain signal 15 +PONG"} < set(read_notes(root))
 
 

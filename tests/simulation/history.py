@@ -53,7 +53,9 @@ class History:
         """Count what must not be missing from some hundred runs, lest they prove nothing."""
         found = Counter(kind for *_, kind in self.faults())
         found.update(
-            e.what for e in self.events if e.what in ("stale", "reclaimed", "gave back", "moved", "unheard ring")
+            e.what
+            for e in self.events
+            if e.what in ("late_acks", "reclaimed", "gave back", "moved", "misfiled", "unheard ring")
         )
         claims = Counter(e.details[0] for e in self.of("claimed") if e.details[2])
         found["a claim told again"] = sum(not e.details[2] for e in self.of("claimed"))
@@ -173,14 +175,14 @@ def fencing(history: History) -> Iterator[str]:
 
 
 def leases(history: History) -> Iterator[str]:
-    """V7: nothing is begun after the lease, unless the server's clock jumped."""
+    """V7: nothing is started after the lease, unless the server's clock jumped."""
     if history.has_jumps():
         return
     claimed_ms: dict[str, float] = {}
     for event in history.events:
         if event.what == "claimed" and event.details[2]:
             claimed_ms[event.details[0]] = event.at_ms
-        if event.what == "begun":
+        if event.what == "started":
             over_ms = event.at_ms - claimed_ms[event.details[0]] - history.lease_ms
             if over_ms >= 0:
                 yield f"{event.who} began to deliver {over_ms:.0f} ms after the lease of {event.details[0]}"
@@ -200,7 +202,7 @@ def endings(history: History) -> Iterator[str]:
     shown = Counter(e.who for e in history.of("delivered"))
     acknowledged = Counter(e.who for e in history.of("acknowledged") for _ in e.details[1])
     for event in history.of("ended"):
-        how, answered, held, delivered, stale = event.details
+        how, answered, held, delivered, late_acks = event.details
         if how == "by itself":
             yield f"{event.who} ended without being told to"
         if how == "killed" or not answered or history.has_jumps():
@@ -209,7 +211,7 @@ def endings(history: History) -> Iterator[str]:
             yield f"{event.who} ended ({how}) and kept {held}"
         if how == "closed":
             continue
-        if delivered + stale != shown[event.who]:
-            yield f"{event.who} showed {shown[event.who]} messages and says {delivered} and {stale} stale"
+        if delivered + late_acks != shown[event.who]:
+            yield f"{event.who} showed {shown[event.who]} messages and says {delivered} and {late_acks} late acks"
         if delivered > acknowledged[event.who]:
             yield f"{event.who} says {delivered} messages delivered and acknowledged {acknowledged[event.who]}"

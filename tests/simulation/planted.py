@@ -33,10 +33,12 @@ class Planted:
 
 PLANTED = [
     # tick
-    Planted("it delivers after the lease", tick, "return clock.monotonic_ms() < deadline_ms", "return True"),
+    Planted(
+        "it delivers after the lease", tick, "return self._clock.monotonic_ms() < self._deadline_ms", "return True"
+    ),
     Planted("it leaves no margin", tick, "LEASE_MARGIN = 0.1", "LEASE_MARGIN = 0.0"),
     Planted(
-        "it counts the lease from the reply", tick, "deadline_ms = asked_ms +", "deadline_ms = clock.monotonic_ms() +"
+        "it counts the lease from the reply", tick, "_deadline_ms = asked_ms +", "_deadline_ms = clock.monotonic_ms() +"
     ),
     Planted(
         "it acknowledges before it delivers",
@@ -50,39 +52,44 @@ PLANTED = [
         "held = _acknowledge(store, claim, deliveries[:delivered],",
         "held = _acknowledge(store, claim, deliveries,",
     ),
-    Planted("it acknowledges nothing", tick, "return store.ack(claim, len(delivered), caller_ids)", "return True"),
+    Planted(
+        "it acknowledges nothing",
+        tick,
+        "return self.store.ack(self.claim, len(self.delivered), idempotency_keys)",
+        "return True",
+    ),
     Planted(
         "it ignores a closed sink",
         tick,
-        "        _give_back(store, claim, min(exc.begun, len(deliveries)))\n        raise",
+        "        _give_back(store, claim, min(exc.started, len(deliveries)))\n        raise",
         "        delivered = len(deliveries)",
     ),
     Planted(
         "it keeps its claim when the sink closes",
         tick,
-        "        _give_back(store, claim, min(exc.begun, len(deliveries)))\n        raise",
+        "        _give_back(store, claim, min(exc.started, len(deliveries)))\n        raise",
         "        raise",
     ),
-    Planted("an attempt does not count when the sink closes", tick, "min(exc.begun, len(deliveries))", "0"),
+    Planted("an attempt does not count when the sink closes", tick, "min(exc.started, len(deliveries))", "0"),
     Planted("it keeps what it did not deliver", tick, "if held and delivered < len(deliveries):", "if False:"),
     Planted(
         "it asks for another claim when a reply is lost",
         tick,
-        "return store.claim(name)",
-        'return store.claim(f"{name}:{asked_ms}")',
+        "return self.store.claim(self.name)",
+        'return self.store.claim(f"{self.name}:{self.asked_ms}")',
     ),
     Planted(
         "it takes every acknowledgement for accepted",
         tick,
-        "return held or (tries > 1 and within_lease())",
+        "return held or (call.tries > 1 and lease.is_running())",
         "return True",
     ),
     # loop
     Planted(
         "it takes nothing back",
         loop,
-        "if tick.first_lease_ms is not None and tick.first_lease_ms <= tick.now_ms:",
-        "if False:",
+        "        if tick.is_lease_over:",
+        "        if False:",
     ),
     Planted("it waits without a cap", loop, "idle_ms = self.wait_ms_max", "idle_ms = 86_400_000.0"),
     Planted("it waits past the next due time", loop, "idle_ms = min(idle_ms, tick.next_ms)", "pass"),
@@ -90,18 +97,21 @@ PLANTED = [
     Planted(
         "it gives up when the server does not answer",
         loop,
-        "return call_patiently(counted, self.waiter.wait, self.clock, self.random, self.stopping)",
+        "return retry_until_available(counted, self.waiter.wait, self.clock, self.random, self.stopping)",
         "return call()",
     ),
     Planted("it does not stop", loop, "while not self.stopping():", "while True:"),
     Planted(
         "it counts what was stale as delivered",
         loop,
-        "self.totals.delivered += tick.delivered - tick.stale",
-        "self.totals.delivered += tick.delivered",
+        "        if not tick.late_acks:",
+        "        if True:",
     ),
     Planted(
-        "it does not count what moved", loop, "self.totals.count_moved(tick.moved, tick.now_ms)", "len(tick.moved) - 1"
+        "it does not count what moved",
+        loop,
+        "self.totals.count_moved(tick.reply.moved, tick.reply.now_ms)",
+        "len(tick.reply.moved) - 1",
     ),
     Planted("it asks under one name", loop, 'name = f"{self.loop_id}:{self._passes}"', 'name = f"{self.loop_id}"'),
 ]

@@ -5,11 +5,12 @@ from typing import TYPE_CHECKING, Any
 
 import redis
 
-from pipeline.config import DrainSettings, TopicSettings
+from pipeline.config import DrainSettings
 from pipeline.core.errors import SinkClosed
-from pipeline.sinks.base import Delivery
+from pipeline.core.messages import Message
+from pipeline.drain.housekeeping import Reclaimer
+from pipeline.drain.stats import Totals
 from pipeline.store.redis_store import RedisStore
-from pipeline.store.routes import TopicRules
 from tests.model.reference import PlainScripts
 from tests.simulation.kernel import Actor, Crash
 from tests.store.builders import member
@@ -22,7 +23,6 @@ WAIT_MS_MAX = 1_000
 CLAIM_LIMIT = 4
 REPLY_TIMEOUT_MS = 1_000
 BLOCK_CHECK_MS = 200
-ALL_TO_STREAMS = TopicRules(lambda topic: TopicSettings(sink="stream"), all_to_screen=False)
 DRAIN = DrainSettings(lease_sec=LEASE_MS / 1000, claim_limit=CLAIM_LIMIT, wait_ms_max=WAIT_MS_MAX)
 
 
@@ -44,8 +44,11 @@ class Process:
 
     def run(self) -> None:
         """Run a loop until it ends, and note how."""
+        store = RedisStore(self, self.world.keys, DRAIN, PlainScripts())
+        totals = Totals()
+        reclaimer = Reclaimer(store.reclaim, self.world.ring, totals)
         loop = self.world.loop_type(
-            store=RedisStore(self, self.world.keys, DRAIN, PlainScripts(), rules=self.world.rules),  # type: ignore[arg-type]
+            store=store,
             sink=self,
             clock=self,
             waiter=self,
@@ -54,6 +57,8 @@ class Process:
             until=None,
             stopping=lambda: self.stopping,
             random=self.world.random.random,
+            request_reclaim=lambda: (reclaimer.request(), reclaimer.step()),
+            totals=totals,
         )
         how = "killed"
         try:
@@ -64,8 +69,7 @@ class Process:
         except Crash:
             pass
         held = self.world.held_by(self)
-        totals = loop.totals
-        told = (totals.delivered - self._heard_moved, totals.stale)
+        told = (totals.delivered - self._heard_moved, totals.late_acks)
         self.world.note(self.name, "ended", how, self.answered, held, *told)
 
     def stop(self) -> None:
@@ -132,16 +136,16 @@ class Process:
 
     # The sink
 
-    def deliver(self, deliveries: Sequence[Delivery], in_time: Callable[[], bool], patient: Callable[[], bool]) -> int:
+    def deliver(self, deliveries: Sequence[Message], in_time: Callable[[], bool], may_wait: Callable[[], bool]) -> int:
         world, delivered = self.world, 0
         while delivered < len(deliveries) and in_time():
-            world.note(self.name, "begun", self._token)
+            world.note(self.name, "started", self._token)
             portion = deliveries[delivered : delivered + world.random.randint(1, 3)]
             closed_after = world.random.randint(0, len(portion)) if world.strikes("closed sink", self.name) else None
             for index, delivery in enumerate(portion):
                 if index == closed_after:
                     break
-                if not self._wait_for_reader(patient):
+                if not self._wait_for_reader(may_wait):
                     return delivered
                 self._show(delivery)
                 delivered += 1
@@ -149,25 +153,25 @@ class Process:
                 raise SinkClosed("Nobody reads.", delivered)
         return delivered
 
-    def _wait_for_reader(self, patient: Callable[[], bool]) -> bool:
+    def _wait_for_reader(self, may_wait: Callable[[], bool]) -> bool:
         world = self.world
         if world.strikes("blocked sink", self.name, blocked_ms := world.awkward_ms()):
             free_ms = world.kernel.now_ms + blocked_ms
             while world.kernel.now_ms < free_ms:
                 world.kernel.let_pass(BLOCK_CHECK_MS)
-                if not patient():
+                if not may_wait():
                     return False
         return True
 
-    def _show(self, delivery: Delivery) -> None:
+    def _show(self, delivery: Message) -> None:
         self._suffer()
         self.world.kernel.let_pass(self.world.random.uniform(0, 1))
-        message_id = delivery.message.message_id
+        message_id = delivery.message_id
         shown = member(int(message_id[14:], 16), token=message_id[:14])
         self.world.note(self.name, "delivered", self._token, shown, delivery.attempt, self.world.server_ms())
         self._suffer()
 
-    # The waiter: what the doorbell does
+    # The waiter: what the wake_listener does
 
     def wait(self, timeout_ms: float) -> None:
         self._suffer()
@@ -180,7 +184,7 @@ class Process:
         self._asleep, self._rung = None, False
 
     def ring(self) -> None:
-        """A newcomer is due before everything else."""
+        """A message is there that no loop knows of."""
         if not self._subscribed or self.world.misses_a_ring():
             self.world.note(self.name, "unheard ring")
         else:

@@ -10,13 +10,13 @@ from typing import Any
 
 import redis
 
+from pipeline.config import TopicSettings
 from pipeline.drain.loop import DrainLoop
 from pipeline.store.keys import Keys
-from pipeline.store.routes import ALL_TO_SCREEN
 from tests.model.reference import ReferenceServer
 from tests.simulation.history import SERVER, Event, History, check
 from tests.simulation.kernel import Kernel
-from tests.simulation.process import ALL_TO_STREAMS, CLAIM_LIMIT, LEASE_MS, WAIT_MS_MAX, Process
+from tests.simulation.process import CLAIM_LIMIT, LEASE_MS, WAIT_MS_MAX, Process
 from tests.store.builders import BUCKET_MS, member, transaction
 
 BORDER_MS = 1_700_000_400_000  # where a bucket begins, in the middle of the run
@@ -71,12 +71,13 @@ class World:
 
     def __init__(self, seed: int, loop_type: type[DrainLoop]) -> None:
         self.random = random.Random(seed)
+        self._misfiles = seed % 4 == 0
         self.loop_type = loop_type
         self.kernel = Kernel()
         self.keys = Keys("simulated")
         self.server = ReferenceServer(self.server_ms)
         self.history = History(LEASE_MS, WAIT_MS_MAX)
-        self.rules = self.random.choice([ALL_TO_SCREEN, ALL_TO_SCREEN, ALL_TO_STREAMS])
+        self.server.topics.settings["*"] = TopicSettings(sink=self.random.choice(["screen", "screen", "stream"]))
         self.kinds = tuple(self.random.sample(KINDS, self.random.choice([0, 1, 1, 2, 2, 3, 5])))
         self.is_down = False
         self._rate = self.random.choice([0.01, 0.03, 0.1])
@@ -131,8 +132,10 @@ class World:
         before = self.server.claims.get(rest[0] if name == "claim" else token)
         rows = list(before.rows) if before else []
         held = self.held_by(process)
-        moved_before = self._moved()
+        moved_before, misfiled_before = self._moved(), self.server.counters["misfiled"]
         reply = self.server.execute_command(*words)
+        if self.server.counters["misfiled"] > misfiled_before:
+            self.note(SERVER, "misfiled")
         for message_id in self._moved()[len(moved_before) :]:
             moved = member(int(message_id[14:], 16), token=message_id[:14])
             self.note(process.name, "moved", "", moved, self.server_ms())
@@ -140,7 +143,7 @@ class World:
             self._note_claim(process, rest[0], reply, before is None, timely, held)
         elif name == "ack":
             done = tuple(m for m, _ in rows[: reply[1]])
-            self.note(process.name, *(("acknowledged", token, done) if reply[0] == b"OK" else ("stale", token)))
+            self.note(process.name, *(("acknowledged", token, done) if reply[0] == b"OK" else ("late_acks", token)))
         elif name == "release" and reply[0] == b"OK":
             self.note(process.name, "gave back" if rest[1] != "" else "reclaimed", token, reply[1])
         self._check_balance()
@@ -193,14 +196,29 @@ class World:
         dues = [(line, now_ms + self._delay_ms()) for line in range(1, self.random.randint(2, LINES_MAX + 1))]
         waiting = [due_ms for held in self.server.buckets.values() for due_ms in held.values()]
         assert self.server.schedule("s", transaction(*dues, token=token)) is not None
+        if self._misfiles and self.random.random() < 0.5:
+            self._misfile(*dues[0], token)
         rows = [(member(line, token=token), due_ms) for line, due_ms in dues]
         oldest_ms = min(waiting, default=0)
         due_at_ms = [due_ms - START_MS for _, due_ms in rows]
         late = bool(waiting) and min(due_ms for _, due_ms in rows) < oldest_ms - oldest_ms % BUCKET_MS
         self.note("ingest", "accepted", rows, late, due_at_ms)
         if self.server.take_rings():
-            for process in self._processes.values():
-                process.ring()
+            self.ring()
+
+    def ring(self) -> None:
+        """Notify all loops."""
+        for process in self._processes.values():
+            process.ring()
+
+    def _misfile(self, line: int, due_ms: int, token: str) -> None:
+        """Put a message into a bucket that is too early, as another program may do."""
+        start = due_ms - due_ms % BUCKET_MS
+        stored = member(line, token=token)
+        del self.server.buckets[start][stored]
+        if not self.server.buckets[start]:
+            del self.server.buckets[start]
+        self.server.buckets.setdefault(start - self.random.randint(1, 3) * BUCKET_MS, {})[stored] = due_ms
 
     def _delay_ms(self) -> int:
         return self.random.choice([0, 1, self.random.randint(0, FAULTY_MS), self.random.randint(0, 500), -BUCKET_MS])

@@ -1,9 +1,13 @@
 """Short ways to say what a test stores."""
 
-from collections import defaultdict
-from collections.abc import Callable, Sequence
+import json
+from collections.abc import Callable, Iterable
+from dataclasses import asdict
+from typing import Any
 
-from pipeline.store.base import NO_FENCE, FenceMove, Group, IdentifiedMessage, Transaction
+from pipeline.config import TopicSettings
+from pipeline.store.base import NO_MARKER, IdentifiedMessage, MarkerMove, MessageRows, Transaction
+from pipeline.store.keys import Keys
 
 BUCKET_MS = 600_000
 TOKEN = "P" * 14
@@ -13,36 +17,38 @@ def member(line: int, text: str = "", token: str = TOKEN) -> bytes:
     return f"{token}{line:08x}m{text or f'message {line}'}".encode()
 
 
-def group(bucket_start_ms: int, messages: Sequence[tuple[int, bytes]]) -> Group:
-    """Messages of one bucket as they go on the wire."""
-    words = (word for due_ms, member in messages for word in (b"%d" % due_ms, member))
-    return Group(bucket_start_ms, len(messages), b"".join(b"$%d\r\n%b\r\n" % (len(word), word) for word in words))
+def in_rows(messages: Iterable[tuple[int, bytes]]) -> MessageRows:
+    """Messages in order of due time, each with its due_ms in front."""
+    in_order = sorted(messages, key=lambda message: message[0])
+    return MessageRows([due_ms for due_ms, _ in in_order], [member for _, member in in_order])
 
 
 def transaction(
     *rows: tuple[int, int],
-    before: str = NO_FENCE,
+    before: str = NO_MARKER,
     after: str = "all",
     rejected: int = 0,
     identified: tuple[tuple[int, int, str], ...] = (),
     token: str = TOKEN,
     member_of: Callable[[int, str], bytes] | None = None,
 ) -> Transaction:
-    """A transaction of one file: (line, due_ms) rows, and (line, due_ms, caller's id) rows.
+    """A transaction of one file: (line, due_ms) rows, and (line, due_ms, idempotency key) rows.
 
     Args:
-        member_of: what is stored for a line and its caller's id.
+        member_of: what is stored for a line and its idempotency key.
     """
-    write = member_of or (lambda line, caller_id: member(line, token=token))
-    groups = defaultdict(list)
-    for line, due_ms in sorted(rows, key=lambda row: row[1]):
-        groups[due_ms - due_ms % BUCKET_MS].append((due_ms, write(line, "")))
+    write = member_of or (lambda line, idempotency_key: member(line, token=token))
     return Transaction(
-        moves=[FenceMove(token, before, after)],
-        groups=[group(start, pairs) for start, pairs in groups.items()],
+        moves=[MarkerMove(token, before, after)],
+        rows=in_rows((due_ms, write(line, "")) for line, due_ms in rows),
         identified=[
-            IdentifiedMessage(due_ms - due_ms % BUCKET_MS, due_ms, write(line, caller_id), caller_id)
-            for line, due_ms, caller_id in identified
+            IdentifiedMessage(due_ms - due_ms % BUCKET_MS, due_ms, write(line, idempotency_key), idempotency_key)
+            for line, due_ms, idempotency_key in identified
         ],
         rejected=rejected,
     )
+
+
+def set_topic(client: Any, keys: Keys, topic: str, settings: TopicSettings) -> None:
+    """Give a topic settings, ``*`` being all topics, as the namespace keeps them."""
+    client.hset(keys.topic_settings(), topic, json.dumps(asdict(settings)))

@@ -9,20 +9,25 @@ import fakeredis
 import pytest
 import redis
 
-from pipeline.config import DrainSettings
+from pipeline.config import DrainSettings, RedisSettings
+from pipeline.store.connection import connect
 from pipeline.store.keys import Keys
 from pipeline.store.redis_store import RedisStore
 from pipeline.store.scripts import Scripts
-from tests.servers import RealServer, real_server
+from tests.servers import RealServer
 
 START_MS = 1_700_000_000_000
 
 
 @dataclass
 class Bench:
-    """A store, its server seen from outside, and the clock of its scripts."""
+    """A store, its server seen from outside, and the clock of its scripts.
+
+    ``user`` is what the code under test has, ``client`` may do everything.
+    """
 
     client: "redis.Redis"
+    user: "redis.Redis"
     keys: Keys
     scripts: Scripts
     now_ms: int = START_MS
@@ -31,7 +36,7 @@ class Bench:
     def store(self, **drain: float) -> RedisStore:
         """A new store, as another process would have it."""
         settings = DrainSettings(**{"lease_sec": 30, "claim_limit": 500, **drain})  # type: ignore[arg-type]
-        return RedisStore(self.client, self.keys, settings, self.scripts, lambda: self.now_ms)
+        return RedisStore(self.user, self.keys, settings, self.scripts, lambda: self.now_ms)
 
     def names(self) -> set[str]:
         """The keys that exist, without their hash tag."""
@@ -47,21 +52,15 @@ def ends(wait: Callable[[], None]) -> bool:
     return not waiting.is_alive()
 
 
-@pytest.fixture(scope="session")
-def server() -> Iterator[RealServer]:
-    with real_server() as running:
-        yield running
-
-
 @pytest.fixture(params=["fake", "real"])
 def bench(request: pytest.FixtureRequest) -> Iterator[Bench]:
     keys = Keys(f"test-{uuid.uuid4().hex}")
     if request.param == "fake":
         client = fakeredis.FakeRedis()
-        yield Bench(client, keys, Scripts(flags=False))
+        yield Bench(client, client, keys, Scripts(flags=False))
         return
-    client = request.getfixturevalue("server").client()
-    yield Bench(client, keys, Scripts())
-    for key in client.scan_iter(f"{{{keys.namespace}:0}}:*"):
-        client.unlink(key)
+    server: RealServer = request.getfixturevalue("server")
+    client, user = server.client(), connect(RedisSettings(url=server.url))
+    yield Bench(client, user, keys, Scripts())
+    user.close()
     client.close()

@@ -1,9 +1,21 @@
 """How a connection is opened."""
 
 import socket
+from threading import Event
+from typing import Any
+
+import fakeredis
+import pytest
 
 from pipeline.config import RedisSettings
-from pipeline.store.connection import KEEPALIVE, connect
+from pipeline.core.errors import ConfigError, StoreProtocolError, StoreUnavailable
+from pipeline.store.connection import KEEPALIVE, connect, translated_errors
+from pipeline.store.keys import Keys
+from pipeline.store.wakeup import WakeListener
+from tests.servers import real_server
+from tests.store.conftest import ends
+
+KEY = "{duetime:0}:key"
 
 
 def test_a_connection_that_only_listens_is_found_dead_within_a_minute_or_so() -> None:
@@ -16,3 +28,55 @@ def test_a_connection_that_only_listens_is_found_dead_within_a_minute_or_so() ->
     assert asked == KEEPALIVE
     if hasattr(socket, "TCP_KEEPIDLE"):
         assert asked[socket.TCP_KEEPIDLE] + asked[socket.TCP_KEEPINTVL] * asked[socket.TCP_KEEPCNT] <= 60
+
+
+def test_a_replica_is_named_as_one() -> None:
+    with (
+        real_server("--replicaof", "127.0.0.1", "1") as server,
+        pytest.raises(StoreUnavailable) as caught,
+        translated_errors(),
+    ):
+        connect(RedisSettings(url=server.url)).set(KEY, 1)
+    assert str(caught.value).startswith("This server is a replica; name its primary (")
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return int(listener.getsockname()[1])
+
+
+def test_a_node_of_a_cluster_is_named_as_one() -> None:
+    ports = [_free_port(), _free_port()]
+    options = [("--cluster-enabled", "yes", "--port", str(port), "--cluster-port", str(_free_port())) for port in ports]
+    with real_server(*options[0]) as one, real_server(*options[1]) as other:
+        client, admin = connect(RedisSettings(url=one.url)), one.client()
+        admin.execute_command("CLUSTER", "MEET", "127.0.0.1", ports[1], options[1][-1])
+        other.client().execute_command("CLUSTER", "ADDSLOTSRANGE", 0, 16383)
+        for _ in range(1_000):
+            if b"cluster_state:ok" in admin.execute_command("CLUSTER", "INFO"):
+                break
+            Event().wait(0.01)
+        for call in (lambda: client.set(KEY, 1), lambda: client.pipeline().set(KEY, 1).execute()):
+            with pytest.raises(ConfigError, match="part of a Redis Cluster, which"), translated_errors():
+                call()
+
+
+def test_a_call_that_the_client_refuses_is_not_taken_for_a_server_that_does_not_answer() -> None:
+    with pytest.raises(StoreProtocolError, match="can't make this call"), translated_errors():
+        fakeredis.FakeRedis().set("key", object())  # type: ignore[arg-type]
+
+
+def test_a_wait_ends_though_notifications_come_faster_than_it_takes_them() -> None:
+    class Flood:
+        """A client, and its subscription, to whom somebody always says something."""
+
+        def pubsub(self) -> "Flood":
+            return self
+
+        def subscribe(self, *channels: str) -> None:
+            pass
+
+        def get_message(self, timeout: float) -> dict[str, Any]:
+            return {"type": "message"}
+
+    assert ends(lambda: WakeListener(Flood(), [Keys("test")]).wait(60_000))

@@ -10,11 +10,11 @@ from pipeline.core.errors import StoreProtocolError, StoreUnavailable
 from pipeline.store import redis_store
 from pipeline.store.base import Scheduled
 from pipeline.store.connection import connect
-from pipeline.store.doorbell import Doorbell
 from pipeline.store.keys import Keys
 from pipeline.store.redis_store import RedisStore
+from pipeline.store.wakeup import WakeListener
 from tests.chaos.proxy import Proxy, naming, swallow
-from tests.servers import RealServer, real_server
+from tests.servers import RealServer, needs_waitaof, real_server
 from tests.store.builders import transaction
 from tests.store.conftest import START_MS, ends
 
@@ -47,7 +47,7 @@ def test_a_server_that_forgot_the_scripts_is_taught_again() -> None:
         server.client().script_flush()
         assert store.claim("loop:0").claim is not None
         server.client().script_flush()
-        assert store.schedule("s", transaction((2, START_MS), token="Q" * 14)) == Scheduled(stored=1, known=0)
+        assert store.schedule("s", transaction((2, START_MS), token="Q" * 14)) == Scheduled(stored=1, duplicates=0)
 
 
 def test_a_full_server_stores_nothing_of_a_transaction_but_lets_messages_out() -> None:
@@ -66,9 +66,10 @@ def test_a_full_server_stores_nothing_of_a_transaction_but_lets_messages_out() -
         assert store.ack(claim, 1, [])
         server.client().config_set("maxmemory", "0")
         assert store.stats().scheduled == 0
-        assert store.schedule("s", full) == Scheduled(stored=99, known=0)
+        assert store.schedule("s", full) == Scheduled(stored=99, duplicates=0)
 
 
+@needs_waitaof
 def test_a_wait_for_the_disk_ends_when_what_was_stored_is_on_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(redis_store, "DISK_WAIT_MS", 50)
     with real_server("--appendonly", "yes", "--appendfsync", "no") as server:
@@ -89,7 +90,7 @@ def test_a_wait_for_the_disk_ends_when_what_was_stored_is_on_it(monkeypatch: pyt
 def test_two_writers_of_the_same_file_at_the_same_time_store_it_once(server: RealServer) -> None:
     keys = Keys("test-two-writers")
     client = server.client()
-    steps = range(100)  # each step is a transaction of 50 lines; the fence is the step's number
+    steps = range(100)  # each step is a transaction of 50 lines; the marker is the step's number
     together = threading.Barrier(4)
     stored: list[int] = []
 
@@ -137,38 +138,38 @@ def test_eight_loops_share_messages_without_a_copy(server: RealServer) -> None:
 
 class TestDoorbell:
     def test_a_newcomer_ends_the_wait(self, server: RealServer) -> None:
-        keys = Keys("test-doorbell")
-        doorbell = Doorbell(connect(RedisSettings(url=server.url)), [keys])
-        assert ends(lambda: doorbell.wait(60_000)), "the first wait subscribes, and returns to look again"
+        keys = Keys("test-wake_listener")
+        wake_listener = WakeListener(connect(RedisSettings(url=server.url)), [keys])
+        assert ends(lambda: wake_listener.wait(60_000)), "the first wait subscribes, and returns to look again"
         ringer = threading.Timer(0.05, lambda: server.client().publish(keys.wake(), "1"))
         ringer.start()
-        assert ends(lambda: doorbell.wait(60_000))
+        assert ends(lambda: wake_listener.wait(60_000))
         ringer.join()
-        doorbell.close()
+        wake_listener.close()
 
     def test_another_shard_or_namespace_does_not_ring(self, server: RealServer) -> None:
-        doorbell = Doorbell(connect(RedisSettings(url=server.url)), [Keys("test-doorbell")])
-        assert ends(lambda: doorbell.wait(60_000))
-        for other in (Keys("test-doorbell", 1), Keys("test-other")):
+        wake_listener = WakeListener(connect(RedisSettings(url=server.url)), [Keys("test-wake_listener")])
+        assert ends(lambda: wake_listener.wait(60_000))
+        for other in (Keys("test-wake_listener", 1), Keys("test-other")):
             assert server.client().publish(other.wake(), "1") == 0
-        doorbell.close()
+        wake_listener.close()
 
     def test_a_subscription_that_is_never_confirmed_is_waited_for_no_longer_than_a_ring(
         self, server: RealServer
     ) -> None:
-        with closing(Proxy(server.folder / "s", server.folder / "p-doorbell")) as proxy:
+        with closing(Proxy(server.folder / "s", server.folder / "p-wake_listener")) as proxy:
             proxy.trap(naming("SUBSCRIBE"), swallow)
-            doorbell = Doorbell(connect(RedisSettings(url=proxy.url)), [Keys("test-doorbell")])
-            assert ends(lambda: doorbell.wait(5))
-            doorbell.close()
+            wake_listener = WakeListener(connect(RedisSettings(url=proxy.url)), [Keys("test-wake_listener")])
+            assert ends(lambda: wake_listener.wait(5))
+            wake_listener.close()
 
     def test_without_a_server_it_still_waits_and_recovers(self) -> None:
         with real_server() as server:
-            doorbell = Doorbell(connect(RedisSettings(url=server.url)), [Keys("test")])
-            assert ends(lambda: doorbell.wait(60_000))
+            wake_listener = WakeListener(connect(RedisSettings(url=server.url)), [Keys("test")])
+            assert ends(lambda: wake_listener.wait(60_000))
             server.kill()
             for _ in range(3):
-                doorbell.wait(5)
+                wake_listener.wait(5)
             server.start()
-            assert ends(lambda: doorbell.wait(60_000)), "it subscribes again, and returns to look"
-            doorbell.close()
+            assert ends(lambda: wake_listener.wait(60_000)), "it subscribes again, and returns to look"
+            wake_listener.close()

@@ -9,10 +9,13 @@ from pipeline.config import DrainSettings, RedisSettings
 from pipeline.core.errors import ConfigError, StoreUnavailable
 from pipeline.store.base import Claim, ClaimReply
 from pipeline.store.connection import connect
-from pipeline.store.doorbell import Doorbell
+from pipeline.store.keys import Keys
+from pipeline.store.namespace import FORMAT_VERSION, open_namespace
 from pipeline.store.redis_store import RedisStore
 from pipeline.store.scripts import Scripts
-from pipeline.store.shards import ShardedStore, check_layout, keys_of, open_shards, shard_of
+from pipeline.store.shards import ShardedStore, keys_of, open_shards, shard_of
+from pipeline.store.stats import Stats, read_stats
+from pipeline.store.wakeup import WakeListener
 from tests.servers import RealServer
 from tests.store.builders import BUCKET_MS, transaction
 from tests.store.conftest import START_MS, ends
@@ -38,6 +41,10 @@ class World:
         """Store messages in one shard."""
         token = "PQR"[shard] * 14
         assert self.shards[shard].schedule("s", transaction(*enumerate(due_ms, start=1), token=token))
+
+    def stats(self) -> Stats:
+        """Count what all shards hold."""
+        return read_stats(self.client, keys_of(self.settings), self.now_ms)
 
     def claims(self) -> list[Claim]:
         """Claim until nothing is due."""
@@ -68,7 +75,7 @@ def test_all_shards_are_claimed_from_in_turn(world: World) -> None:
     assert [(claim.shard, len(claim.messages)) for claim in claims] == [(0, 2), (1, 2), (2, 1), (0, 2), (1, 1)]
     for claim in claims:
         assert world.store.ack(claim, len(claim.messages), [])
-    stats = world.store.stats()
+    stats = world.stats()
     assert (stats.scheduled, stats.in_flight, stats.counters) == (1, 0, {"stored": 9, "delivered": 8})
 
 
@@ -77,7 +84,23 @@ def test_with_nothing_due_the_first_of_all_shards_counts(world: World) -> None:
     world.schedule(0, START_MS + 7)
     world.schedule(2, START_MS + 5)
     reply = world.store.claim("loop:1")
-    assert (reply.claim, reply.next_due_ms, world.store.stats().next_due_ms) == (None, START_MS + 5, START_MS + 5)
+    assert (reply.claim, reply.next_due_ms, world.stats().next_due_ms) == (None, START_MS + 5, START_MS + 5)
+
+
+def test_what_comes_due_while_the_other_shards_are_asked_is_due_at_once(world: World) -> None:
+    """A loop that ends when nothing is due would end too soon."""
+
+    class Slow(RedisStore):
+        def claim(self, name: str) -> ClaimReply:
+            world.now_ms += 2
+            return super().claim(name)
+
+    last = Slow(world.client, keys_of(world.settings)[2], DrainSettings(), Scripts(flags=False), lambda: world.now_ms)
+    store = ShardedStore([*world.shards[:2], last])
+    world.schedule(0, START_MS + 1)
+    reply = store.claim("loop:0")
+    assert (reply.claim, reply.next_due_ms, reply.now_ms) == (None, START_MS + 2, START_MS + 2)
+    assert store.claim("loop:1").claim is not None
 
 
 def test_an_expired_lease_of_any_shard_shows_and_is_given_back(world: World) -> None:
@@ -139,34 +162,42 @@ def test_a_claim_whose_reply_was_lost_is_found_again_though_another_shard_has_so
     assert store.release(claim, 0) == 1
 
 
-def test_the_first_job_that_works_says_how_many_shards_there_are(world: World) -> None:
-    check_layout(world.client, world.settings, may_set=False)
-    check_layout(world.client, world.settings, may_set=True)
-    for may_set in (True, False):
-        check_layout(world.client, world.settings, may_set)
-        with pytest.raises(ConfigError, match="has 3 shards, not 1; set"):
-            check_layout(world.client, RedisSettings(namespace=world.settings.namespace), may_set)
+def test_the_first_job_that_works_makes_the_namespace_and_every_other_compares(world: World) -> None:
+    assert not open_namespace(world.client, world.settings, may_create=False)
+    for may_create in (True, False):
+        assert open_namespace(world.client, world.settings, may_create)
+        with pytest.raises(ConfigError, match=r"has 3 shards, not 1; set redis\.shards = 3"):
+            open_namespace(world.client, RedisSettings(namespace=world.settings.namespace), may_create)
 
 
-def test_fences_are_those_of_each_files_own_shard_and_forgotten_in_all(world: World) -> None:
+def test_a_namespace_of_another_version_is_refused(world: World) -> None:
+    open_namespace(world.client, world.settings, may_create=True)
+    world.client.hset(Keys(world.settings.namespace).meta(), "format_version", FORMAT_VERSION + 1)
+    with pytest.raises(
+        ConfigError, match="has version 2 of the wire format, and this program version 1; use a release"
+    ):
+        open_namespace(world.client, world.settings, may_create=True)
+
+
+def test_markers_are_those_of_each_files_own_shard_and_forgotten_in_all(world: World) -> None:
     tokens = [letter * 14 for letter in "ABCDEFGH"]
     for token in tokens:
         world.shards[shard_of(token, SHARDS)].schedule("s", transaction((1, START_MS), token=token, after=token))
     others = ShardedStore(world.shards)
-    assert others.fences("s", [*tokens, "Z" * 14]) == [*tokens, ""]
+    assert others.markers("s", [*tokens, "Z" * 14]) == [*tokens, ""]
     world.shards[(shard_of(tokens[0], SHARDS) + 1) % SHARDS].schedule("s", transaction(token=tokens[0]))
-    assert sorted(others.fenced_tokens("s")) == sorted([*tokens, tokens[0]])
-    others.forget_fences("s", tokens)
-    assert list(others.fenced_tokens("s")) == []
+    assert sorted(part_id for part_id, _ in others.marked_parts("s")) == sorted([*tokens, tokens[0]])
+    others.forget_markers("s", tokens)
+    assert list(others.marked_parts("s")) == []
 
 
-def test_the_doorbell_rings_for_every_shard(server: RealServer) -> None:
+def test_the_wake_listener_rings_for_every_shard(server: RealServer) -> None:
     settings = RedisSettings(url=server.url, namespace=f"test-{uuid.uuid4().hex}", shards=SHARDS)
     client = connect(settings)
-    doorbell = Doorbell(client, keys_of(settings))
-    assert ends(lambda: doorbell.wait(60_000)), "the first wait subscribes, and returns to look again"
+    wake_listener = WakeListener(client, keys_of(settings))
+    assert ends(lambda: wake_listener.wait(60_000)), "the first wait subscribes, and returns to look again"
     for shard, store in enumerate(open_shards(connect(settings), settings)):
         store.schedule("s", transaction((1, START_MS), token="PQR"[shard] * 14))
-        assert ends(lambda: doorbell.wait(60_000)), f"shard {shard} is not heard"
-    doorbell.close()
+        assert ends(lambda: wake_listener.wait(60_000)), f"shard {shard} is not heard"
+    wake_listener.close()
     client.close()

@@ -1,20 +1,22 @@
-"""Where messages go by their topic: streams, pauses, paces, expiry; and what streams keep."""
+"""Where messages go by their topic: streams, pauses, rate_limits, expiry; and what streams keep."""
 
 from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
 
-from pipeline.config import DrainSettings, TopicSettings
+from pipeline.config import DrainSettings, RedisSettings, TopicSettings
 from pipeline.core.buckets import BUCKET_WIDTH_MS, bucket_start_ms
 from pipeline.core.errors import StoreProtocolError
-from pipeline.core.messages import decode_member, encode_again, encode_member
+from pipeline.core.messages import Message
 from pipeline.store.base import ClaimReply
+from pipeline.store.connection import connect
 from pipeline.store.dead_letters import DeadLetters
+from pipeline.store.groups import GroupStore
 from pipeline.store.keys import Keys
 from pipeline.store.redis_store import RedisStore
-from pipeline.store.routes import TopicRules
-from pipeline.store.topics import Topics
+from pipeline.store.topics import TRIM_LIMIT, Topics
+from tests.store.builders import set_topic
 from tests.store.conftest import START_MS
 
 STREAM = TopicSettings(sink="stream")
@@ -25,19 +27,21 @@ class World:
     """A namespace on the real server whose topics have settings, all into streams unless told otherwise."""
 
     client: Any
+    user: Any
     keys: Keys
-    settings: dict[str, TopicSettings]
     now_ms: int = START_MS
     claims: int = 0
     sent: int = 0
 
-    def store(self, **drain: Any) -> RedisStore:
-        rules = TopicRules(lambda topic: self.settings.get(topic, STREAM), all_to_screen=False)
-        return RedisStore(self.client, self.keys, DrainSettings(**drain), now_ms=lambda: self.now_ms, rules=rules)
+    def set(self, topic: str, settings: TopicSettings) -> None:
+        set_topic(self.client, self.keys, topic, settings)
+
+    def store(self, shards: int = 1, **drain: Any) -> RedisStore:
+        return RedisStore(self.user, self.keys, DrainSettings(**drain), now_ms=lambda: self.now_ms, shards=shards)
 
     def send(self, text: str, topic: str = "mail", due_ms: int = START_MS, **fields: Any) -> bytes:
         self.sent += 1
-        member = encode_member(f"Psent000000000{self.sent:08x}", text, topic, **fields)
+        member = Message(due_ms, text, topic, **fields).to_member(f"Psent000000000{self.sent:08x}")
         self.put(member, due_ms)
         return member
 
@@ -59,23 +63,25 @@ class World:
         return [fields["message"] for fields in self.stream(self.keys.stream(topic))]
 
     def topics(self) -> Topics:
-        return Topics(self.client, [self.keys])
+        return Topics(self.user, [self.keys])
 
 
 @pytest.fixture
 def world(server: Any) -> Any:
-    client = server.client()
+    client, user = server.client(), connect(RedisSettings(url=server.url))
     keys = Keys("test-topics")
-    yield World(client, keys, {})
-    client.delete(*client.keys("{test-topics:*"), "nothing")
+    world = World(client, user, keys)
+    world.set("*", STREAM)
+    yield world
+    user.close()
     client.close()
 
 
 def test_a_message_moves_with_all_its_fields_and_its_schedule_ends(world: World) -> None:
-    world.send("hello", headers={"a/b": 'ä"\n'}, caller_id="order-1")
+    world.send("hello", headers={"a/b": 'ä"\n'}, id="order-1")
     world.client.zadd(world.keys.ids(), {"order-1": "+inf"})
     reply = world.claim()
-    assert (reply.claim, reply.moved, reply.next_due_ms) == (None, {"mail": [START_MS]}, START_MS)
+    assert (reply.claim, reply.moved, reply.next_due_ms) == (None, {"mail": [(START_MS, "Psent00")]}, START_MS)
     [fields] = world.stream(world.keys.stream("mail"))
     assert fields == {
         "id": "order-1",
@@ -92,14 +98,27 @@ def test_a_message_moves_with_all_its_fields_and_its_schedule_ends(world: World)
 
 
 def test_plain_and_foreign_members_go_to_the_default_topic_as_they_stand(world: World) -> None:
-    odd = [b"\xff\xfe", b"short", b"P" * 22 + b"j{not json", b"P" * 22 + b'j{"message":1}', b"P" * 22 + b"x?"]
-    odd += [b"Q" * 22 + b'j{"message":"m","topic":"a{b}"}', b"Q" * 22 + b'r{"message":"m"}']
-    odd += [b"S" * 22 + b'j{"message":"m","headers":{"a":1e999}}', b"S" * 22 + b'j{"message":"m","headers":["a"]}']
-    odd += [
-        b"T" * 22 + b'r{"message":"m","due_ms":"nan"}',
-        b"T" * 22 + b'r{"message":"m","due_ms":"1","attempt":"nan"}',
+    odd = [
+        b"\xff\xfe",
+        b"short",
+        b"P" * 14 + b"0" * 8 + b"j{not json",
+        b"P" * 14 + b"0" * 8 + b'j{"message":1}',
+        b"P" * 14 + b"0" * 8 + b"x?",
     ]
-    odd += [b"R" * 22 + b'j{"message":"m","headers":null}', b"R" * 22 + b'r{"message":"m","due_ms":"1","group":"a:b"}']
+    odd += [b"Q" * 14 + b"0" * 8 + b'j{"message":"m","topic":"a{b}"}', b"Q" * 14 + b"0" * 8 + b'r{"message":"m"}']
+    odd += [
+        b"S" * 14 + b"0" * 8 + b'j{"message":"m","headers":{"a":1e999}}',
+        b"S" * 14 + b"0" * 8 + b'j{"message":"m","headers":["a"]}',
+    ]
+    odd += [
+        b"T" * 14 + b"0" * 8 + b'r{"message":"m","due_ms":"nan"}',
+        b"T" * 14 + b"0" * 8 + b'r{"message":"m","due_ms":"1","attempt":"nan"}',
+    ]
+    odd += [
+        b"R" * 14 + b"0" * 8 + b'j{"message":"m","headers":null}',
+        b"R" * 14 + b"0" * 8 + b'r{"message":"m","due_ms":"1","group":"a:b"}',
+    ]
+    odd += [b"Please, remind the team tomorrow", b"." * 14 + b"00000001mdots", b"P" * 14 + b"0000000Gmno hex"]
     for member in odd:
         world.put(member)
     world.send("plain", topic="default")
@@ -117,7 +136,7 @@ def test_a_message_that_was_tried_on_the_screen_goes_on_counting(world: World) -
 
 
 def test_topics_of_both_sinks_share_buckets(world: World) -> None:
-    world.settings["bell"] = TopicSettings(sink="screen")
+    world.set("bell", TopicSettings(sink="screen"))
     world.send("1", due_ms=START_MS - 3)
     world.send("2", "bell", due_ms=START_MS - 2)
     world.send("3", due_ms=START_MS - 1)
@@ -125,9 +144,9 @@ def test_topics_of_both_sinks_share_buckets(world: World) -> None:
     moved, shown = [], []
     for _ in range(4):
         reply = world.claim(store)
-        moved += [due_ms for dues in reply.moved.values() for due_ms in dues]
+        moved += [each.due_ms for of_topic in reply.moved.values() for each in of_topic]
         if reply.claim:
-            shown += [decode_member(m.member).message for m in reply.claim.messages]
+            shown += [Message.from_member(m.member, m.due_ms).body for m in reply.claim.messages]
             assert store.ack(reply.claim, len(reply.claim.messages), [])
     assert (sorted(moved), shown) == ([START_MS - 3, START_MS - 1], ["2"])
     assert world.texts() == ["1", "3"]
@@ -149,11 +168,14 @@ def test_a_thousand_topics_that_nobody_knew_before_all_move(world: World) -> Non
 def test_what_comes_again_for_a_group_goes_to_that_group_alone_even_where_all_topics_go_to_the_screen(
     world: World,
 ) -> None:
-    again = encode_again("0" * 22, "m", "mail", "order-1", {"a": "b"}, due_ms=7, group="billing", attempt=3)
+    again = Message(7, "m", "mail", "order-1", {"a": "b"}, "0" * 22, 3, "billing").to_member(is_rescheduled=True)
+    world.client.xgroup_create(world.keys.retry("mail", "billing"), "billing", "0", mkstream=True)
     world.put(again)
-    plain = RedisStore(world.client, world.keys, now_ms=lambda: world.now_ms)
-    assert world.claim(plain).moved == {"mail:billing": [7]}
-    [fields] = world.stream(world.keys.again("mail", "billing"))
+    world.client.delete(world.keys.topic_settings())
+    assert [(name, [each.due_ms for each in moved]) for name, moved in world.claim().moved.items()] == [
+        ("mail:billing", [7])
+    ]
+    [fields] = world.stream(world.keys.retry("mail", "billing"))
     assert (fields["attempt"], fields["due_ms"], fields["id"], fields["headers"]) == ("3", "7", "order-1", '{"a":"b"}')
     assert not world.client.exists(world.keys.stream("mail"))
 
@@ -172,6 +194,20 @@ def test_nothing_is_written_when_one_of_the_keys_holds_something_else(world: Wor
     assert (world.texts(), world.texts("broken")) == (["first"], ["second"])
 
 
+@pytest.mark.parametrize("name", ["topics", "ids"])
+def test_an_index_that_holds_something_else_stops_a_claim_before_it_adds_to_a_stream(world: World, name: str) -> None:
+    key = getattr(world.keys, name)()
+    world.client.set(key, "in the way")
+    world.send("once")
+    with pytest.raises(StoreProtocolError, match="WRONGTYPE"):
+        for _ in range(5):
+            world.claim()
+    assert not world.client.exists(world.keys.stream("mail"))
+    world.client.delete(key)
+    world.claim()
+    assert world.texts() == ["once"]
+
+
 class TestPauses:
     def test_what_comes_due_is_held_and_comes_in_order_when_the_pause_ends(self, world: World) -> None:
         world.topics().pause("mail", START_MS)
@@ -184,7 +220,7 @@ class TestPauses:
         assert (world.texts(), world.texts("news")) == ([], ["other"])
         assert world.topics().look("mail").held == 2
         assert store.stats().scheduled == store.stats().held == 2
-        assert store.stats().overdue_ms == BUCKET_WIDTH_MS
+        assert store.stats().overdue_ms == 0, "a pause is meant, so it makes nothing late"
         assert list(world.topics().put_back(world.keys, "mail")) == [], "still paused"
         assert sum(world.topics().resume("mail")) == 2
         while world.claim(store).next_due_ms is not None:
@@ -193,14 +229,17 @@ class TestPauses:
         assert world.topics().look("mail").paused_ms is None
 
     def test_a_pause_counts_also_where_all_topics_go_to_the_screen(self, world: World) -> None:
-        plain = RedisStore(world.client, world.keys, now_ms=lambda: world.now_ms)
+        world.client.delete(world.keys.topic_settings())
+        plain = world.store()
         world.topics().pause("mail", START_MS)
         world.send("held")
         world.send("shown", "default")
         shown = []
         for _ in range(4):
             reply = world.claim(plain)
-            shown += [decode_member(m.member).message for m in (reply.claim.messages if reply.claim else ())]
+            shown += [
+                Message.from_member(m.member, m.due_ms).body for m in (reply.claim.messages if reply.claim else ())
+            ]
         assert shown == ["shown"]
         assert world.topics().look("mail").held == 1
 
@@ -212,23 +251,23 @@ class TestPauses:
 
 class TestExpiry:
     def test_what_is_later_than_allowed_is_a_dead_letter(self, world: World) -> None:
-        world.settings["mail"] = replace(STREAM, expire_after_sec=10)
+        world.set("mail", replace(STREAM, expire_after_sec=10))
         world.send("in time", due_ms=START_MS - 10_000)
         world.send("too late", due_ms=START_MS - 10_001, headers={"a": "b"})
         store = world.store()
         world.claim(store)
         assert world.texts() == ["in time"]
-        [letter] = DeadLetters(world.client, [world.keys]).of_topic("mail")
-        assert (letter.message, letter.reason, letter.group, letter.died_ms) == ("too late", "expired", "", START_MS)
+        [letter] = DeadLetters(world.user, [world.keys]).of_topic("mail")
+        assert (letter.body, letter.reason, letter.group, letter.died_ms) == ("too late", "expired", "", START_MS)
         assert letter.headers == {"a": "b"}
         assert store.stats().dead == 1
 
     def test_a_letter_that_is_scheduled_again_does_not_expire_again(self, world: World) -> None:
-        world.settings["mail"] = replace(STREAM, expire_after_sec=10)
+        world.set("mail", replace(STREAM, expire_after_sec=10))
         world.send("late", due_ms=START_MS - 60_000)
         store = world.store()
         world.claim(store)
-        letters = DeadLetters(world.client, [world.keys])
+        letters = DeadLetters(world.user, [world.keys])
         [letter] = letters.of_topic("mail")
         bell = world.client.pubsub()
         bell.subscribe(world.keys.wake())
@@ -246,22 +285,22 @@ class TestExpiry:
         for number in range(250):
             world.client.xadd(dead, {"message": f"{number}"})
         walked = []
-        for letter in DeadLetters(world.client, [world.keys]).of_topic("mail"):
-            walked.append(letter.message)
+        for letter in DeadLetters(world.user, [world.keys]).of_topic("mail"):
+            walked.append(letter.body)
             assert len(walked) <= 250, "it goes on for ever"
-            world.client.xadd(dead, {"message": "again"})
+            world.client.xadd(dead, {"message": "retry"})
         assert walked == [f"{number}" for number in range(250)]
 
     def test_also_messages_for_the_screen_expire(self, world: World) -> None:
-        world.settings["mail"] = TopicSettings(sink="screen", expire_after_sec=10)
+        world.set("mail", TopicSettings(sink="screen", expire_after_sec=10))
         world.send("late", due_ms=START_MS - 60_000)
         assert world.claim().claim is None
-        assert [letter.message for letter in DeadLetters(world.client, [world.keys]).of_topic("mail")] == ["late"]
+        assert [letter.body for letter in DeadLetters(world.user, [world.keys]).of_topic("mail")] == ["late"]
 
 
 class TestPaces:
     def test_a_flood_goes_at_its_rate_in_order_and_keeps_its_due_times(self, world: World) -> None:
-        world.settings["mail"] = replace(STREAM, max_rate=20)
+        world.set("mail", replace(STREAM, max_rate=20))
         for number in range(50):
             world.send(f"{number:02}")
         store = world.store()
@@ -277,7 +316,7 @@ class TestPaces:
         assert START_MS + 2_300 <= moved_at[-1] <= START_MS + 2_500
 
     def test_what_comes_while_another_waits_does_not_overtake_it(self, world: World) -> None:
-        world.settings["mail"] = replace(STREAM, max_rate=100)
+        world.set("mail", replace(STREAM, max_rate=100))
         for number in range(12):
             world.send(f"{number:02}")
         for number in range(12, 20):
@@ -288,16 +327,16 @@ class TestPaces:
         assert world.texts() == [f"{number:02}" for number in range(20)]
 
     def test_each_shard_has_its_share(self, world: World) -> None:
-        rules = TopicRules(lambda topic: replace(STREAM, max_rate=20), all_to_screen=False, shards=4)
+        world.set("*", replace(STREAM, max_rate=20))
         for number in range(10):
             world.send(f"{number}")
-        store = RedisStore(world.client, world.keys, now_ms=lambda: world.now_ms, rules=rules)
+        store = world.store(shards=4)
         while (reply := world.claim(store)).next_due_ms is not None:
             world.now_ms = max(world.now_ms, reply.next_due_ms)
         assert START_MS + 1_600 <= world.now_ms <= START_MS + 1_800, "five a second"
 
     def test_other_topics_do_not_wait(self, world: World) -> None:
-        world.settings["mail"] = replace(STREAM, max_rate=1)
+        world.set("mail", replace(STREAM, max_rate=1))
         for number in range(20):
             world.send(f"{number}")
         world.send("quick", "news")
@@ -308,9 +347,9 @@ class TestPaces:
         assert len(world.texts()) == 1
 
     def test_a_message_that_waited_is_shown_with_its_own_due_time_and_id(self, world: World) -> None:
-        world.settings["mail"] = TopicSettings(sink="screen", max_rate=5)
-        world.send("1", caller_id="one")
-        world.send("2", caller_id="two", headers={"a": "b"})
+        world.set("mail", TopicSettings(sink="screen", max_rate=5))
+        world.send("1", id="one")
+        world.send("2", id="two", headers={"a": "b"})
         store = world.store()
         claim = world.claim(store).claim
         assert claim is not None and len(claim.messages) == 1
@@ -318,15 +357,17 @@ class TestPaces:
         world.now_ms += 200
         claim = world.claim(store).claim
         assert claim is not None
-        message = decode_member(claim.messages[0].member)
-        assert (message.message, message.id, message.due_ms) == ("2", "two", START_MS)
+        message = Message.from_member(claim.messages[0].member, claim.messages[0].due_ms)
+        assert (message.body, message.id, message.due_ms) == ("2", "two", START_MS)
         assert message.headers == {"a": "b"}
 
 
 class TestRetention:
     def fill(self, world: World, count: int) -> None:
+        pipeline = world.client.pipeline(transaction=False)
         for number in range(count):
-            world.client.xadd(world.keys.stream("mail"), {"message": f"{number}"}, id=f"{1_000 + number}-0")
+            pipeline.xadd(world.keys.stream("mail"), {"message": f"{number}"}, id=f"{1_000 + number}-0")
+        pipeline.execute()
 
     def trim(self, world: World, now_ms: int = 0, **settings: Any) -> int:
         whole = 0
@@ -356,6 +397,37 @@ class TestRetention:
         self.trim(world, now_ms=1_000 + 4_000 + 2_000, retain_sec=2)
         assert 1_000 <= self.left(world) < 1_200
 
+    def test_of_what_is_too_old_nothing_is_kept(self, world: World) -> None:
+        self.fill(world, 150)
+        self.trim(world, now_ms=10_000, retain_sec=1)
+        assert self.left(world) == 0
+
+    def test_a_step_drops_no_more_than_its_limit_and_reads_nothing(self, world: World) -> None:
+        stream = world.keys.stream("mail")
+        for _ in range(130):
+            world.client.xadd(stream, {"message": "x" * 100_000})
+        world.client.config_resetstat()
+        dropped = world.topics().trim(world.keys, "mail", replace(STREAM, retain_messages=1, retain_sec=0), 0)
+        assert 0 < dropped <= TRIM_LIMIT
+        assert world.client.info("stats")["total_net_output_bytes"] < 100_000
+        assert "cmdstat_xrange" not in world.client.info("commandstats")
+
+    def test_a_topic_of_which_nothing_is_left_is_forgotten(self, world: World) -> None:
+        world.set("*", replace(STREAM, max_rate=1_000, retain_sec=1))
+        for name in ("mail", "kept"):
+            world.send("m", name)
+        world.claim()
+        world.claim()
+        world.client.xgroup_create(world.keys.stream("kept"), "g", "$")
+        assert world.topics().names() == ["kept", "mail"]
+        later_ms = world.topics().now_ms() + 10_000
+        limits = replace(STREAM, retain_messages=0, retain_sec=1)
+        for name in ("mail", "kept"):
+            for _ in range(3):
+                world.topics().trim(world.keys, name, limits, later_ms)
+        assert world.topics().names() == ["kept"], "a group waits for its next message"
+        assert not world.client.exists(world.keys.stream("mail"), world.keys.rate_limits())
+
     def test_what_a_group_has_not_read_stays_unless_told_otherwise(self, world: World) -> None:
         self.fill(world, 5_000)
         world.client.xgroup_create(world.keys.stream("mail"), "g", "1999-0")
@@ -376,7 +448,7 @@ class TestRetention:
 
     def test_what_came_again_for_a_group_goes_when_it_is_acknowledged(self, world: World) -> None:
         self.fill(world, 1)
-        again = world.keys.again("mail", "g")
+        again = world.keys.retry("mail", "g")
         for stream in (world.keys.stream("mail"), again):
             world.client.xgroup_create(stream, "g", "0-0", mkstream=True)
         for number in range(1_000):
@@ -407,7 +479,14 @@ def test_groups_tell_how_far_they_are(world: World) -> None:
     world.client.xreadgroup("billing", "c", {stream: ">"}, count=1)
     [info] = world.topics().groups("mail")
     first_ms = int(world.client.xrange(stream, count=1)[0][0].partition(b"-")[0])
-    assert (info.name, info.lag, info.pending, info.oldest_pending_ms, info.consumers) == ("billing", 2, 1, first_ms, 1)
+    assert (info.name, info.lag, info.pending, info.oldest_pending_ms, info.ordered) == (
+        "billing",
+        2,
+        1,
+        first_ms,
+        False,
+    )
+    assert [(each.name, each.pending) for each in info.consumers] == [("c", 1)] and info.consumers[0].idle_ms < 60_000
 
 
 def test_how_far_a_group_is_that_was_set_back_into_the_middle_nobody_knows(world: World) -> None:
@@ -423,3 +502,25 @@ def test_how_far_a_group_is_that_was_set_back_into_the_middle_nobody_knows(world
     world.client.xreadgroup(b"\xff", "c", {stream: ">"})
     [info] = world.topics().groups("mail")
     assert (info.lag, info.pending) == (0, 1)
+
+
+def test_a_group_that_is_dropped_leaves_nothing_and_what_is_due_for_it_later_is_a_dead_letter(world: World) -> None:
+    for number in range(3):
+        world.send(f"{number}")
+    world.claim()
+    group = GroupStore(world.client, [world.keys], "mail", "billing", "c")
+    assert group.register("0-0", ordered=True)
+    assert group.acquire_active(60_000) and len(group.read(1, 1)) == 1
+    world.put(Message(7, "m", "mail", "order-1", {"a": "b"}, "0" * 22, 3, "billing").to_member(is_rescheduled=True))
+    assert world.topics().drop_group("mail", "billing")
+    assert not world.topics().drop_group("mail", "billing")
+    assert world.topics().groups("mail") == []
+    left = (world.keys.retry("mail", "billing"), world.keys.active("mail", "billing"), world.keys.groups("mail"))
+    assert not world.client.exists(*left)
+    while world.claim().next_due_ms is not None:
+        pass
+    [letter] = DeadLetters(world.client, [world.keys]).of_topic("mail")
+    assert (letter.reason, letter.group, letter.body, letter.attempt) == ("dropped", "billing", "m", 3)
+    assert not world.client.exists(*left)
+    assert group.register("0-0", ordered=False), "it can be registered anew, as another kind"
+    assert world.topics().drop_group("mail", "billing")

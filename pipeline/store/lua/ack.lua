@@ -6,29 +6,27 @@
 -- KEYS[1] claims    ZSET  lease token -> lease_until_ms
 -- KEYS[2] claim     LIST  member, due_ms, … of this token, without what is acknowledged
 -- KEYS[3] attempts  HASH  message_id -> claims that ended without acknowledgement
--- KEYS[4] ids       ZSET  caller's id -> epoch ms at which it is forgotten
+-- KEYS[4] ids       ZSET  idempotency key -> epoch ms at which it is forgotten
 -- KEYS[5] counters  HASH
 -- ARGV[1] lease_token     string
 -- ARGV[2] lease_until_ms  int   of the claim that was made
 -- ARGV[3] claimed         int   messages in the claim when it was made
 -- ARGV[4] delivered       int   messages delivered since then, from its beginning
--- ARGV[5] id_memory_ms    int   how long a caller's id is known after its message was delivered
+-- ARGV[5] id_retention_ms    int   how long an idempotency key is known after its message was delivered
 -- ARGV[6] now_ms          int   "" means the server's clock; tests pass their own
 -- ARGV[7..] caller's ids of the messages that this call acknowledges
 -- Returns {"OK", acknowledged by this call} or {"LOST", 0}: the lease is over, the messages are somebody else's
+--
+-- include common
 local claims, claim, attempts, ids, counters = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local lease_token, lease_until_ms = ARGV[1], tonumber(ARGV[2])
 local claimed, delivered = tonumber(ARGV[3]), tonumber(ARGV[4])
-local id_memory_ms, now_ms = tonumber(ARGV[5]), tonumber(ARGV[6])
-if not now_ms then
-  local time = redis.call('TIME')
-  now_ms = tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000)
-end
-local FIRST_ID, FORGET_LIMIT, MESSAGE_ID_LENGTH = 7, 1000, 22
+local id_retention_ms, now_ms = tonumber(ARGV[5]), clock_ms(ARGV[6])
+local FIRST_ID, FORGET_LIMIT = 7, 1000
 
 local held_until_ms = redis.call('ZSCORE', claims, lease_token)
 if not held_until_ms or tonumber(held_until_ms) ~= lease_until_ms or lease_until_ms <= now_ms then
-  redis.call('HINCRBY', counters, 'stale_acks', 1)
+  redis.call('HINCRBY', counters, 'late_acks', 1)
   return {'LOST', 0}
 end
 
@@ -42,10 +40,10 @@ if count > 0 then
     end
   end
   for index = FIRST_ID, #ARGV do
-    redis.call('ZADD', ids, 'XX', string.format('%.0f', now_ms + id_memory_ms), ARGV[index])
+    redis.call('ZADD', ids, 'XX', text(now_ms + id_retention_ms), ARGV[index])
   end
   if #ARGV >= FIRST_ID then
-    local forgotten = redis.call('ZRANGE', ids, '-inf', string.format('%.0f', now_ms), 'BYSCORE', 'LIMIT', 0, FORGET_LIMIT)
+    local forgotten = redis.call('ZRANGE', ids, '-inf', text(now_ms), 'BYSCORE', 'LIMIT', 0, FORGET_LIMIT)
     if #forgotten > 0 then
       redis.call('ZREM', ids, unpack(forgotten))
     end

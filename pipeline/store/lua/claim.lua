@@ -1,10 +1,14 @@
 #!lua flags=allow-oom
 -- Take the oldest due messages out of one bucket, each to where its topic goes: those for the screen in flight, under a lease; the
 -- others into the stream of their topic, where their schedule ends in the same moment. Asking again with the same token gives the same
--- messages, so a lost reply costs nothing. allow-oom: a server that is full must still be able to get rid of messages.
+-- messages for the screen, so a lost reply costs nothing; what went into streams is not reported again. allow-oom: a server that is full must still be able to get rid of messages.
 --
--- A route says where the messages of a topic go, and the messages of a topic that come again for one group: its name is <topic> or
--- <topic>:<group>. A message whose route the caller did not name ends the call: the caller asks again and names it, too.
+-- Nobody knows which topics come next, and a script may touch only keys that it is given. The caller therefore names the targets that
+-- it expects: keys by their kind and name. The first message whose target is not among them ends the claim, and the reply says which
+-- targets the messages from there on need.
+--
+-- A target is one of
+--   stream <topic>, retry <topic>:<group>, dead <topic>, held <topic>, bucket <bucket_start_ms>
 --
 -- KEYS[1] buckets   ZSET    bucket_start_ms of every bucket that is not empty
 -- KEYS[2] bucket    ZSET    member -> due_ms; the bucket that the caller takes for the oldest
@@ -12,53 +16,42 @@
 -- KEYS[4] claim     LIST    member, due_ms, … of this token
 -- KEYS[5] attempts  HASH    message_id -> claims that ended without acknowledgement
 -- KEYS[6] pauses    HASH    topic -> epoch ms since when it is paused
--- KEYS[7] ids       ZSET    caller's id -> epoch ms at which it is forgotten
+-- KEYS[7] ids       ZSET    idempotency key -> epoch ms at which it is forgotten
 -- KEYS[8] counters  HASH
--- KEYS[9] paces     HASH    topic -> epoch ms at which its next message may go
+-- KEYS[9] rate_limits  HASH  topic -> epoch ms at which its next message may go
 -- KEYS[10] topics   SET     topics that have a stream, dead letters or held messages
--- KEYS[11..] stream STREAM  of each route; then dead STREAM of each; then held ZSET of each; then bucket ZSET of each later bucket
+-- KEYS[11] topic_settings  HASH  topic, or * for all topics -> settings as a JSON object
+-- KEYS[12..] target         STREAM or ZSET, one for each that is named
 -- ARGV[1] bucket_start_ms  int     of KEYS[2]
 -- ARGV[2] lease_token      string
 -- ARGV[3] claim_limit      int     messages, at most
 -- ARGV[4] claim_bytes_max  int     bytes of members after which the claim is full
 -- ARGV[5] lease_ms         int
--- ARGV[6] id_memory_ms     int     how long a caller's id is known after its message was delivered
+-- ARGV[6] id_retention_ms  int     how long an idempotency key is known after its message was delivered
 -- ARGV[7] now_ms           int     "" means the server's clock; tests pass their own
--- ARGV[8] all_to_screen    int     1: no topic has a setting of its own, so that nobody needs to look for it
--- ARGV[9] routes           int     number of routes
--- then for each route: name, 1 if it goes into a stream, expire_ms (0: never), interval_ms between its messages (0: none)
--- then for each later bucket: bucket_start_ms
--- Returns {status, now_ms, first lease_until_ms of all claims or "", detail, rows, attempts, moved}
+-- ARGV[8] shards           int     how many share the max_rate of a topic
+-- ARGV[9] look_ahead       int     1: say which targets the messages behind this claim need, too
+-- then for each target: kind, name
+-- Returns {status, now_ms, first lease_until_ms of all claims or "", detail, rows, attempts, moved, wanted}
 --   OK      rows are member, due_ms, …; attempts are one number a message, or empty if all are 0; detail is lease_until_ms
 --   MOVED   nothing for the screen, but something was due: ask again
---   ROUTE   nothing was done; detail is the route to name
---   LATER   nothing was done; detail is the bucket_start_ms of a later bucket to name
+--   TARGET  nothing was done: ask again and name what is wanted
 --   WAIT    nothing is due; detail is the next due_ms
 --   BUCKET  another bucket is the oldest; detail is its bucket_start_ms: ask again for that one
 --   EMPTY   nothing is scheduled; detail is ""
--- moved is route, {due_ms, …}, … of what went into streams
+-- moved is name, {"due_ms:when it came in, as its id says", …}, … of what went into streams; wanted is kind, name, … of targets that
+-- the next messages need
+--
+-- include common
 local buckets, bucket, claims, claim, attempts, pauses = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
-local ids, counters, paces, topics = KEYS[7], KEYS[8], KEYS[9], KEYS[10]
+local ids, counters, rate_limits, topics, topic_settings = KEYS[7], KEYS[8], KEYS[9], KEYS[10], KEYS[11]
 local bucket_start_ms, lease_token = ARGV[1], ARGV[2]
 local claim_limit, claim_bytes_max, lease_ms = tonumber(ARGV[3]), tonumber(ARGV[4]), tonumber(ARGV[5])
-local id_memory_ms, now_ms, all_to_screen, route_count = tonumber(ARGV[6]), tonumber(ARGV[7]), ARGV[8] == '1', tonumber(ARGV[9])
-if not now_ms then
-  local time = redis.call('TIME')
-  now_ms = tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000)
-end
-local BUCKET_WIDTH_MS = 600000 -- as in core/buckets.py
+local id_retention_ms, now_ms, shards, look_ahead = tonumber(ARGV[6]), clock_ms(ARGV[7]), tonumber(ARGV[8]), ARGV[9] == '1'
+local FIRST_TARGET, FIRST_NAME = 12, 10
 local PAGE = 100 -- messages a step, so that claim_bytes_max is passed by one page at most
-local MESSAGE_ID_LENGTH = 22
-local FORM_AT = MESSAGE_ID_LENGTH + 1
-local RESCHEDULED = string.byte('r')
-local BURST_MS = 100 -- of what its pace allows in so long, a topic's messages may go at once
-local NAME_LENGTH_MAX = 64
+local REPAIRS_MAX = 100 -- entries of the index a call
 local FORGET_LIMIT = 1000
-local TIME_MAX = 2 ^ 53 -- a ZADD by hand may hold any score; beyond this no time is exact
-
-local function text(number)
-  return string.format('%.0f', math.min(math.max(number, -TIME_MAX), TIME_MAX))
-end
 
 local function due_text(score)
   -- The usual score stands as it is: writing each of 500 anew took a quarter of the script's time.
@@ -70,6 +63,7 @@ local function tries_before(member)
 end
 
 local is_tried = redis.call('EXISTS', attempts) == 1
+local wanted, is_wanted = {}, {stream = {}, retry = {}, dead = {}, held = {}, bucket = {}}
 
 local function reply(status, detail, rows, moved)
   local first_lease = redis.call('ZRANGE', claims, 0, 0, 'WITHSCORES')[2]
@@ -79,7 +73,8 @@ local function reply(status, detail, rows, moved)
       tried[#tried + 1] = tries_before(rows[index])
     end
   end
-  return {status, text(now_ms), first_lease and text(tonumber(first_lease)) or '', detail, rows or {}, tried, moved or {}}
+  local lease_ends = first_lease and text(tonumber(first_lease)) or ''
+  return {status, text(now_ms), lease_ends, detail, rows or {}, tried, moved or {}, wanted}
 end
 
 local held_until = redis.call('ZSCORE', claims, lease_token)
@@ -87,7 +82,38 @@ if held_until then
   return reply('OK', text(tonumber(held_until)), redis.call('LRANGE', claim, 0, -1))
 end
 
-local oldest = redis.call('ZRANGE', buckets, 0, 0)[1]
+-- Return the start of the oldest bucket. Any client may write the index: what is no number is taken out, as no bucket can have such a
+-- name, and what stands at the wrong place is put right. After REPAIRS_MAX repairs it returns the caller's bucket; the next
+-- call repairs more.
+local function oldest_bucket()
+  for _ = 1, REPAIRS_MAX do
+    local entry = redis.call('ZRANGE', buckets, 0, 0, 'WITHSCORES')
+    local name, start_ms = entry[1], tonumber(entry[1])
+    if not name then
+      return nil
+    end
+    local is_start = start_ms and string.find(name, '^-?%d+$') and text(start_ms) == name and name ~= '-0'
+    if is_start and tonumber(entry[2]) == start_ms then
+      return name
+    end
+    if is_start then
+      redis.call('ZADD', buckets, name, name)
+    else
+      redis.call('ZREM', buckets, name)
+    end
+    redis.call('HINCRBY', counters, 'misfiled', 1)
+  end
+  return bucket_start_ms
+end
+
+-- The index has no bucket that is empty.
+local function close_empty_bucket()
+  if redis.call('EXISTS', bucket) == 0 then
+    redis.call('ZREM', buckets, bucket_start_ms)
+  end
+end
+
+local oldest = oldest_bucket()
 if not oldest then
   return reply('EMPTY', '')
 end
@@ -95,137 +121,123 @@ if oldest ~= bucket_start_ms then
   return reply('BUCKET', oldest)
 end
 
-local routes, later_buckets = {}, {}
-for index = 1, route_count do
-  local at = 9 + 4 * (index - 1)
-  local stream = 10 + index
-  routes[ARGV[at + 1]] = {
-    name = ARGV[at + 1], streams = ARGV[at + 2] == '1', expire_ms = tonumber(ARGV[at + 3]), interval_ms = tonumber(ARGV[at + 4]),
-    stream = KEYS[stream], dead = KEYS[stream + route_count], held = KEYS[stream + 2 * route_count],
-  }
-end
-for index = 10 + 4 * route_count, #ARGV do
-  later_buckets[ARGV[index]] = KEYS[index + 1 - route_count]
+local targets = {stream = {}, retry = {}, dead = {}, held = {}, bucket = {}} -- kind -> name -> key
+for index = FIRST_TARGET, #KEYS do
+  local at = FIRST_NAME + 2 * (index - FIRST_TARGET)
+  targets[ARGV[at]][ARGV[at + 1]] = KEYS[index]
 end
 
-local function is_name(value)
-  return type(value) == 'string' and #value <= NAME_LENGTH_MAX and string.find(value, '^[%w._-]+$')
+local function target(kind, name)
+  return targets[kind][name]
 end
 
-local function number_of(value)
-  local number = tonumber(value)
-  return number == number and number or nil -- "nan" is a number to Lua
-end
-
-local function are_texts(headers)
-  if type(headers) ~= 'table' then
-    return false
+local function want(kind, name)
+  if not is_wanted[kind][name] then
+    is_wanted[kind][name] = true
+    wanted[#wanted + 1], wanted[#wanted + 2] = kind, name
   end
-  for name, value in pairs(headers) do
-    if type(name) ~= 'string' or type(value) ~= 'string' then
-      return false
-    end
-  end
-  return true
 end
 
--- What a member says, with the names of the JSON form; one that is not of our format is a message as it stands.
-local function read(member)
-  local form, rest = string.sub(member, FORM_AT, FORM_AT), string.sub(member, FORM_AT + 1)
-  if form == 'm' then
-    return {topic = 'default', message = rest}
-  end
-  local is_json, body = pcall(cjson.decode, rest)
-  if (form == 'j' or form == 'r') and is_json and type(body) == 'table' and type(body.message) == 'string' then
-    local again = form == 'r' and body or {}
-    local due_ms, attempt, group = number_of(again.due_ms), number_of(again.attempt or 1), again.group
-    local has_texts = type(body.id or '') == 'string' and are_texts(body.headers or {})
-    if has_texts and is_name(body.topic or 'default') and (not group or is_name(group)) and (due_ms and attempt or form == 'j') then
-      return {
-        topic = body.topic or 'default', message = body.message, id = body.id, headers = body.headers,
-        group = group, due_ms = due_ms and text(due_ms), attempt = again.attempt and text(attempt),
-      }
-    end
-  end
-  return {topic = 'default', message = member}
+-- include member
+-- include route
+
+local function due_page(first, limit)
+  return redis.call('ZRANGE', bucket, '-inf', text(now_ms), 'BYSCORE',
+    'LIMIT', first, math.min(PAGE, limit), 'WITHSCORES')
 end
 
-local has_pauses = redis.call('EXISTS', pauses) == 1
-local byte = string.byte
-local is_plain = all_to_screen and not has_pauses -- then only what comes again for a group goes elsewhere
-local next_ms = {} -- topic -> when its next message may go
-local plan = {} -- of what does not go to the screen, in order
-local rows, row_count, count, bytes, need, detail = {}, 0, 0, 0, nil, nil
-
-local function show(member, due_ms)
-  rows[2 * row_count + 1], rows[2 * row_count + 2] = member, due_ms
-  row_count = row_count + 1
-end
-
--- Decide where a message goes, before anything is written. False: the caller has to name something first.
-local function decide(member, due_ms)
-  local body = read(member)
-  local name = body.group and body.topic .. ':' .. body.group or body.topic
-  local route = routes[name]
-  if not route then
-    need, detail = 'ROUTE', name
-    return false
-  end
-  local step = {member = member, body = body, route = route, due_ms = body.due_ms or due_ms}
-  if has_pauses and redis.call('HEXISTS', pauses, body.topic) == 1 then
-    step.key, step.score = route.held, due_ms
-  elseif route.expire_ms > 0 and now_ms - tonumber(step.due_ms) > route.expire_ms then
-    step.key, step.is_dead = route.dead, true
-  elseif route.interval_ms > 0 and not body.due_ms then
-    local go_ms = math.max(next_ms[body.topic] or tonumber(redis.call('HGET', paces, body.topic) or '0'), now_ms)
-    if go_ms > now_ms + BURST_MS then
-      local later_ms = math.ceil(go_ms - BURST_MS) -- when a newcomer with its place could go: so none overtakes it
-      step.start = text(later_ms - later_ms % BUCKET_WIDTH_MS)
-      step.key, step.score = later_buckets[step.start], text(later_ms)
-      if not step.key then
-        need, detail = 'LATER', step.start
-        return false
-      end
-    end
-    next_ms[body.topic] = go_ms + route.interval_ms
-  end
-  if not step.key and not route.streams then
-    show(member, due_ms)
-    return true
-  end
-  step.key = step.key or route.stream
-  plan[#plan + 1] = step
-  return true
-end
-
-while count < claim_limit and bytes < claim_bytes_max and not need do
-  local page = redis.call('ZRANGE', bucket, '-inf', text(now_ms), 'BYSCORE',
-    'LIMIT', count, math.min(PAGE, claim_limit - count), 'WITHSCORES')
+local rows, row_count, plan = {}, 0, {} -- for the screen, and for elsewhere, in order
+local count, bytes, next_ms, is_cut = 0, 0, {}, false
+local byte, RESCHEDULED = string.byte, string.byte('r')
+while count < claim_limit and bytes < claim_bytes_max and not is_cut do
+  local page = due_page(count, claim_limit - count)
   if #page == 0 then
     break
   end
   for index = 1, #page, 2 do
-    local member, due_ms = page[index], due_text(page[index + 1])
-    if is_plain and byte(member, FORM_AT) ~= RESCHEDULED then -- as show does, without the call: this is the usual way
+    local member, due_ms, step = page[index], due_text(page[index + 1]), nil
+    if not is_plain or byte(member, FORM_AT) == RESCHEDULED then
+      step = route(member, due_ms, next_ms)
+    end
+    if not step or not step.kind then
       rows[2 * row_count + 1], rows[2 * row_count + 2] = member, due_ms
       row_count = row_count + 1
-    elseif not decide(member, due_ms) then
+    elseif step.key then
+      plan[#plan + 1] = step
+    else
+      is_cut = true
       break
     end
     bytes, count = bytes + #member, count + 1
   end
 end
 
+-- Say what the messages behind this claim need, so that the next one can name it. A wrong guess costs another call.
+if is_cut or (look_ahead and not is_plain) then
+  local ahead_ms = {}
+  for topic, go_ms in pairs(next_ms) do
+    ahead_ms[topic] = go_ms
+  end
+  local ahead, ahead_bytes = 0, 0
+  while ahead < claim_limit and ahead_bytes < claim_bytes_max do
+    local page = due_page(count + ahead, claim_limit - ahead)
+    if #page == 0 then
+      break
+    end
+    for index = 1, #page, 2 do
+      local member = page[index]
+      local topic = string.match(member, '^j.*"topic":"([%w._-]+)"', FORM_AT) -- as a guess, to decode it only once
+      if topic and goes_to_stream(topic) then
+        want('stream', topic)
+      else
+        local step = route(member, due_text(page[index + 1]), ahead_ms)
+        if step.kind then
+          want(step.kind, step.name)
+        end
+      end
+      ahead, ahead_bytes = ahead + 1, ahead_bytes + #page[index]
+    end
+  end
+end
+
+-- Put messages that are not due in this bucket into their own ones, so that what is due elsewhere does not wait for them.
+local function refile()
+  local found = redis.call('ZRANGE', bucket, 0, PAGE - 1, 'WITHSCORES')
+  for index = 1, #found, 2 do
+    want('bucket', bucket_start(tonumber(found[index + 1])))
+  end
+  for index = 2, #wanted, 2 do
+    if not target('bucket', wanted[index]) then
+      return reply('TARGET', '')
+    end
+  end
+  for index = 2, #wanted, 2 do
+    redis.call('ZCARD', target('bucket', wanted[index])) -- a key of another type ends the script before anything is written
+  end
+  for index = 1, #found, 2 do
+    local start = bucket_start(tonumber(found[index + 1]))
+    redis.call('ZADD', target('bucket', start), text(tonumber(found[index + 1])), found[index])
+    redis.call('ZADD', buckets, start, start)
+  end
+  redis.call('ZREMRANGEBYRANK', bucket, 0, #found / 2 - 1)
+  redis.call('HINCRBY', counters, 'misfiled', #found / 2)
+  close_empty_bucket()
+  return reply('BUCKET', oldest_bucket())
+end
+
 if count == 0 then
-  if need then
-    return reply(need, detail)
+  if is_cut then
+    return reply('TARGET', '')
   end
-  local head = redis.call('ZRANGE', bucket, 0, 0, 'WITHSCORES')
-  if head[2] then
-    return reply('WAIT', text(tonumber(head[2])))
+  local head_ms = tonumber(redis.call('ZRANGE', bucket, 0, 0, 'WITHSCORES')[2])
+  if head_ms and head_ms >= tonumber(bucket_start_ms) + BUCKET_WIDTH_MS then
+    return refile()
   end
-  redis.call('ZREM', buckets, bucket_start_ms)
-  oldest = redis.call('ZRANGE', buckets, 0, 0)[1]
+  if head_ms then
+    return reply('WAIT', text(head_ms))
+  end
+  close_empty_bucket()
+  oldest = oldest_bucket()
   return reply(oldest and 'BUCKET' or 'EMPTY', oldest or '')
 end
 
@@ -233,73 +245,32 @@ end
 local checked = {}
 for _, step in ipairs(plan) do
   if not checked[step.key] then
-    checked[step.key] = redis.call(step.score and 'ZCARD' or 'XLEN', step.key)
+    local is_set = step.kind == 'bucket' or step.kind == 'held'
+    checked[step.key] = redis.call(is_set and 'ZCARD' or 'XLEN', step.key)
   end
 end
 redis.call('LLEN', claim)
-
-local function id_of(member, body)
-  return body.id or string.sub(member, 1, MESSAGE_ID_LENGTH)
+if #plan > 0 then
+  redis.call('SCARD', topics)
+  redis.call('ZCARD', ids)
 end
 
-local moved, dues, has_ids = {}, {}, false
-
-local function count_moved(name, due_ms)
-  if not dues[name] then
-    dues[name] = {}
-    moved[#moved + 1], moved[#moved + 2] = name, dues[name]
-  end
-  dues[name][#dues[name] + 1] = due_ms
-end
-
--- The message leaves the schedule for good.
-local function write_entry(step)
-  local member, body = step.member, step.body
-  local attempt = body.attempt or (is_tried and text(tries_before(member) + 1)) or '1'
-  local fields = {
-    'id', id_of(member, body), 'message', body.message, 'topic', body.topic, 'due_ms', step.due_ms, 'attempt', attempt,
-  }
-  if body.headers and next(body.headers) then
-    fields[#fields + 1], fields[#fields + 2] = 'headers', cjson.encode(body.headers)
-  end
-  if step.is_dead then
-    for _, word in ipairs({'reason', 'expired', 'group', body.group or '', 'died_ms', text(now_ms)}) do
-      fields[#fields + 1] = word
-    end
-  end
-  redis.call('XADD', step.key, '*', unpack(fields))
-  if is_tried then
-    redis.call('HDEL', attempts, string.sub(member, 1, MESSAGE_ID_LENGTH))
-  end
-  if body.id and not body.group then
-    redis.call('ZADD', ids, 'XX', text(now_ms + id_memory_ms), body.id)
-    has_ids = true
-  end
-end
+-- include move
 
 -- First where the messages go to, then where they come from: an error between the two can repeat them, not lose them.
-local dead, found = 0, {}
+local found, is_found = {}, {}
 for _, step in ipairs(plan) do
-  local member, body = step.member, step.body
-  if step.start then
-    local later = {message = body.message, topic = body.topic, id = id_of(member, body), headers = body.headers, due_ms = step.due_ms}
-    redis.call('ZADD', step.key, step.score, string.sub(member, 1, MESSAGE_ID_LENGTH) .. 'r' .. cjson.encode(later))
-    redis.call('ZADD', buckets, step.start, step.start)
-  elseif step.score then
-    redis.call('ZADD', step.key, step.score, member)
-  elseif step.is_dead then
-    write_entry(step)
-    dead = dead + 1
-  else
-    write_entry(step)
-    count_moved(step.route.name, step.due_ms)
-  end
-  if not found[body.topic] then
-    found[body.topic] = redis.call('SADD', topics, body.topic)
+  local topic = step.body.topic
+  move(step)
+  if step.kind ~= 'bucket' and not is_found[topic] then
+    found[#found + 1], is_found[topic] = topic, true
   end
 end
+for first = 1, #found, PAGE do
+  redis.call('SADD', topics, unpack(found, first, math.min(first + PAGE - 1, #found)))
+end
 for topic, go_ms in pairs(next_ms) do
-  redis.call('HSET', paces, topic, string.format('%.3f', go_ms))
+  redis.call('HSET', rate_limits, topic, string.format('%.3f', go_ms))
 end
 local lease_until_ms = text(now_ms + lease_ms)
 if #rows > 0 then
@@ -308,19 +279,13 @@ if #rows > 0 then
   end
   redis.call('ZADD', claims, lease_until_ms, lease_token)
 end
-redis.call('ZREMRANGEBYRANK', bucket, 0, count - 1) -- the lowest scores are the lowest ranks
-if redis.call('EXISTS', bucket) == 0 then
-  redis.call('ZREM', buckets, bucket_start_ms)
-end
+redis.call('ZREMRANGEBYRANK', bucket, 0, count - 1) -- what was rescheduled into it has a score beyond now
+close_empty_bucket()
 if has_ids then
   local forgotten = redis.call('ZRANGE', ids, '-inf', text(now_ms), 'BYSCORE', 'LIMIT', 0, FORGET_LIMIT)
   if #forgotten > 0 then
     redis.call('ZREM', ids, unpack(forgotten))
   end
-end
-local delivered = 0
-for index = 2, #moved, 2 do
-  delivered = delivered + #moved[index]
 end
 for name, number in pairs({delivered = delivered, dead = dead}) do
   if number > 0 then

@@ -14,14 +14,11 @@
 -- ARGV[5] delivered        int     messages from the claim's beginning that may have been delivered: their attempt counts
 -- ARGV[6] now_ms           int     "" means the server's clock; tests pass their own
 -- Returns {"OK", messages given back} or {"LOST", 0}: there is no such claim (any more), or it has not expired
+--
+-- include common
 local claims, claim, buckets, bucket, attempts, counters = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
 local lease_token, bucket_start_ms, lease_until_ms = ARGV[1], ARGV[2], tonumber(ARGV[3])
-local claimed, delivered, now_ms = tonumber(ARGV[4]), tonumber(ARGV[5]), tonumber(ARGV[6])
-if not now_ms then
-  local time = redis.call('TIME')
-  now_ms = tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000)
-end
-local MESSAGE_ID_LENGTH = 22
+local claimed, delivered, now_ms = tonumber(ARGV[4]), tonumber(ARGV[5]), clock_ms(ARGV[6])
 
 local held_until_ms = tonumber(redis.call('ZSCORE', claims, lease_token) or '')
 local by_finder = not lease_until_ms

@@ -8,27 +8,38 @@
 -- ARGV[1] topic            string
 -- ARGV[2] bucket_start_ms  int     of KEYS[4]
 -- ARGV[3] limit            int     messages, at most
--- ARGV[4] wake_channel     string
+-- ARGV[4] bytes_max        int     bytes of members after which it is enough
+-- ARGV[5] wake_channel     string
 -- Returns {status, messages put back, the bucket_start_ms of the first that is left or ""}: status is OK, or PAUSED if the topic
 -- is (again), and then nothing was done
+--
+-- include common
 local pauses, held, buckets, bucket = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
-local topic, bucket_start_ms, limit, wake_channel = ARGV[1], ARGV[2], tonumber(ARGV[3]), ARGV[4]
-local BUCKET_WIDTH_MS = 600000 -- as in core/buckets.py
+local topic, bucket_start_ms, limit, bytes_max, wake_channel = ARGV[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4]), ARGV[5]
+local PAGE = 20 -- messages a step, so that bytes_max is passed by one page at most
 
 if redis.call('HEXISTS', pauses, topic) == 1 then
   return {'PAUSED', 0, ''}
 end
-local last_ms = string.format('%.0f', tonumber(bucket_start_ms) + BUCKET_WIDTH_MS - 1)
-local rows = redis.call('ZRANGE', held, bucket_start_ms, last_ms, 'BYSCORE', 'LIMIT', 0, limit, 'WITHSCORES')
-for index = 1, #rows, 2 do
-  redis.call('ZADD', bucket, rows[index + 1], rows[index])
-end
-if #rows > 0 then
+local last_ms = text(tonumber(bucket_start_ms) + BUCKET_WIDTH_MS - 1)
+local count, bytes = 0, 0
+while count < limit and bytes < bytes_max do
+  local page = math.min(PAGE, limit - count)
+  local rows = redis.call('ZRANGE', held, bucket_start_ms, last_ms, 'BYSCORE', 'LIMIT', 0, page, 'WITHSCORES')
+  if #rows == 0 then
+    break
+  end
+  for index = 1, #rows, 2 do
+    redis.call('ZADD', bucket, rows[index + 1], rows[index])
+  end
   redis.call('ZADD', buckets, bucket_start_ms, bucket_start_ms)
+  for index = 1, #rows, 2 do
+    redis.call('ZREM', held, rows[index])
+    count, bytes = count + 1, bytes + #rows[index]
+  end
+end
+if count > 0 then
   redis.call('PUBLISH', wake_channel, bucket_start_ms)
 end
-for index = 1, #rows, 2 do
-  redis.call('ZREM', held, rows[index])
-end
 local first = redis.call('ZRANGE', held, 0, 0, 'WITHSCORES')[2]
-return {'OK', #rows / 2, first and string.format('%.0f', tonumber(first) - tonumber(first) % BUCKET_WIDTH_MS) or ''}
+return {'OK', count, first and bucket_start(tonumber(first)) or ''}

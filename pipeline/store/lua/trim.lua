@@ -1,6 +1,7 @@
 #!lua flags=allow-oom
--- Drop the oldest entries of a stream: those beyond its length or age that every group has read and acknowledged. So many at
--- a time, and whole nodes of the stream only, so that it may keep some more.
+-- Drop the oldest entries of a stream: those beyond its length or age that every group has read and acknowledged. So many at a time,
+-- without reading them, as the server does nothing else meanwhile. Of what is beyond the length whole nodes only, so that the stream
+-- may keep some more; what is too old goes to the last entry.
 --
 -- KEYS[1] stream  STREAM
 -- ARGV[1] retain_messages  int  0: all
@@ -26,31 +27,45 @@ local function earlier(one, other)
   return seq < other_seq and one or other
 end
 
-local length = redis.call('XLEN', stream)
-if length == 0 then
-  return 0
-end
-local over = retain_messages > 0 and math.max(0, length - retain_messages) or 0
-local up_to = oldest_ms ~= '0' and oldest_ms .. '-0' or nil -- the first that stays
-if over > 0 then
-  local found = redis.call('XRANGE', stream, '-', '+', 'COUNT', math.min(over, limit) + 1)
-  local first_left = found[#found][1]
-  up_to = up_to and (earlier(up_to, first_left) == up_to and first_left or up_to) or first_left
-end
-if not up_to then
-  return 0
-end
-if not trim_unread then
+-- The first entry that some group still needs. The one that was delivered last stays: that costs one entry, and its successor's id is
+-- not known. A replay sets it back while later ones may be pending.
+local function first_needed()
+  local needed = '18446744073709551615-18446744073709551615'
   for _, group in ipairs(redis.call('XINFO', 'GROUPS', stream)) do
     local of = {}
     for index = 1, #group, 2 do
       of[group[index]] = group[index + 1]
     end
+    needed = earlier(needed, of['last-delivered-id'])
     local pending = redis.call('XPENDING', stream, of.name)
-    -- The entry that was delivered last stays: that costs one entry, and its successor's id is not known. A replay sets it back
-    -- while later ones may be pending.
-    up_to = earlier(up_to, of['last-delivered-id'])
-    up_to = pending[1] > 0 and earlier(up_to, pending[2]) or up_to
+    if pending[1] > 0 then
+      needed = earlier(needed, pending[2])
+    end
+  end
+  return needed
+end
+
+local length = redis.call('XLEN', stream)
+if length == 0 then
+  return 0
+end
+local needed = '18446744073709551615-18446744073709551615'
+if not trim_unread then
+  needed = first_needed()
+end
+local over = retain_messages > 0 and length - retain_messages or 0
+if over > 0 then
+  local dropped = redis.call('XTRIM', stream, 'MINID', '~', needed, 'LIMIT', math.min(over, limit))
+  if dropped > 0 then
+    return dropped
   end
 end
-return redis.call('XTRIM', stream, 'MINID', '~', up_to, 'LIMIT', limit)
+if oldest_ms == '0' then
+  return 0
+end
+local up_to = earlier(needed, oldest_ms .. '-0')
+local dropped = redis.call('XTRIM', stream, 'MINID', '~', up_to, 'LIMIT', limit)
+if dropped == 0 then
+  dropped = redis.call('XTRIM', stream, 'MINID', up_to) -- what is left of one node
+end
+return dropped

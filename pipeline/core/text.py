@@ -1,0 +1,68 @@
+"""Text for people: what could drive a terminal made visible, times and spans written out."""
+
+import unicodedata
+from datetime import UTC, datetime, timedelta
+from functools import lru_cache
+
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+CALENDAR_FIRST_MS, CALENDAR_LAST_MS = -62_135_596_800_000, 253_402_300_799_999  # years 1 to 9999, what datetime knows
+# A text is one line and can't drive the terminal: control, format (bidi, zero width), surrogate, and line separators.
+UNSAFE_CATEGORIES = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
+JOINERS = frozenset({"\u200c", "\u200d"})  # harmless, and words in Persian or emoji families need them
+
+
+def visible(text: str) -> str:
+    r"""Return ``text`` with everything that could move a cursor, hide or split a line as ``\n`` or ``\u202e``.
+
+    A backslash of the text itself stays as it is: this form is for people, programs read JSON.
+    """
+    if text.isprintable():
+        return text
+    return "".join(_visible_character(character) if not character.isprintable() else character for character in text)
+
+
+def _visible_character(character: str) -> str:
+    if character in JOINERS or unicodedata.category(character) not in UNSAFE_CATEGORIES:
+        return character
+    return character.encode("unicode_escape").decode("ascii")
+
+
+def utc_text(epoch_ms: int) -> str:
+    """Return ``2026-11-20 12:00:01Z``, cut to the second; a time that no calendar has becomes the first or last one."""
+    return _second_text(min(max(epoch_ms, CALENDAR_FIRST_MS), CALENDAR_LAST_MS) // 1000)
+
+
+@lru_cache(maxsize=1_000)  # messages come in order of due time, so most have the second of the one before
+def _second_text(epoch_sec: int) -> str:
+    return (EPOCH + timedelta(seconds=epoch_sec)).replace(tzinfo=None).isoformat(" ", "seconds") + "Z"
+
+
+def count_text(number: int, noun: str) -> str:
+    """Return ``1 message`` or ``2,000 messages``."""
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
+def span_text(ms: float) -> str:
+    """Return a span of time in the unit that suits it: ``4 ms``, ``4.2 s``, ``4 min 12 s``, ``4 h 12 min``, ``4 d 12 h``."""
+    seconds, minutes, hours = int(ms) // 1_000, int(ms) // 60_000, int(ms) // 3_600_000
+    if seconds == 0:
+        return f"{int(ms)} ms"
+    if minutes == 0:
+        return f"{int(ms) // 100 / 10} s"
+    if hours == 0:
+        return f"{minutes} min {seconds % 60} s"
+    if hours < 24:
+        return f"{hours} h {minutes % 60} min"
+    return f"{hours // 24:,} d {hours % 24} h"
+
+
+def age_text(ms: float) -> str:
+    """Return how long ago something was, in one unit: ``0.4 s``, ``28 min``, ``3 h``, ``4 d``; a time to come is ``0.0 s``."""
+    seconds = max(0, int(ms)) / 1_000
+    if seconds < 60:
+        return f"{int(seconds * 10) / 10} s"
+    if seconds < 3_600:
+        return f"{int(seconds // 60)} min"
+    if seconds < 172_800:
+        return f"{int(seconds // 3_600)} h"
+    return f"{int(seconds // 86_400):,} d"

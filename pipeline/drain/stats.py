@@ -1,0 +1,143 @@
+"""What a drain loop counts, and the heartbeat that publishes it."""
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import inf
+
+from pipeline.core.clock import Clock
+from pipeline.core.errors import PipelineError
+from pipeline.core.ids import ARRIVAL_LENGTH, arrival_ms
+from pipeline.core.messages import Message
+from pipeline.store.base import Moved
+from pipeline.store.heartbeats import IDLE_BEAT_MS, LOOP_COUNTERS, LoopProgress, LoopStats, TopicStats, add_up_topics
+
+OTHER_TOPICS = "(other)"  # no topic of ours can have this name
+TOPIC_LENGTH_MAX = 64  # no topic of ours is longer; other producers may store what they like
+BEAT_MS = 1_000  # between two heartbeats while something is counted
+
+# Clocks of several machines differ, and tokens of one millisecond are a little ahead. An id that another program made of
+# hexadecimal digits reads as a time before 1993 or after 2053, so it says nothing about the arrival of a message of today.
+ARRIVAL_AHEAD_MS = 60_000
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True, kw_only=True)
+class Totals(LoopStats):
+    """What a run of the loop did.
+
+    Lateness is measured from when a message was due, or came in if that was later, to when the sink had all of its claim, on the
+    clock of this machine; of what went into a stream to that moment, on the server's clock.
+
+    Args:
+        topics_max: topics that are counted by themselves, the first that come; all others are counted together.
+    """
+
+    topics_max: int = 100
+
+    def count_delivered(self, messages: Sequence[Message], delivered_ms: int) -> None:
+        """Count messages that the sink had at ``delivered_ms`` and that were acknowledged."""
+        self.delivered += len(messages)
+        # In a flood many are due in one millisecond; so counted, they cost next to nothing.
+        alike = Counter((m.topic, m.due_ms, m.message_id[:ARRIVAL_LENGTH]) for m in messages)
+        for (topic, due_ms, id_head), count in alike.items():
+            stats = self.of_topic(topic)
+            stats.delivered += count
+            self._count_lateness(stats, due_ms, id_head, delivered_ms, count)
+
+    def count_moved(self, moved: Mapping[str, Sequence[Moved]], at_ms: int) -> int:
+        """Count what went into streams at ``at_ms`` on the server's clock, by topic or ``<topic>:<group>``; return how much.
+
+        A retry for a group was late once: only its first delivery counts for the lateness of its topic.
+        """
+        for name, each in moved.items():
+            self.claimed += len(each)
+            self.delivered += len(each)
+            topic, _, group = name.partition(":")
+            stats = self.of_topic(topic)
+            stats.delivered += len(each)
+            if not group:
+                for (due_ms, id_head), messages in Counter(each).items():
+                    self._count_lateness(stats, due_ms, id_head, at_ms, messages)
+        return sum(map(len, moved.values()))
+
+    def _count_lateness(self, stats: TopicStats, due_ms: int, id_head: str, at_ms: int, messages: int) -> None:
+        """Count from the due time, or from the arrival if that was later: what was late on arrival is nobody's delay here."""
+        came_ms = arrival_ms(id_head)
+        if came_ms is not None and due_ms < came_ms <= at_ms + ARRIVAL_AHEAD_MS:
+            self.late_on_arrival += messages
+            due_ms = came_ms
+        stats.lateness.add(at_ms - due_ms, messages)
+
+    def count_error(self, error: Exception) -> None:
+        """Count an error of ours under the name of what caused it: a class of the client or of the system."""
+        kind = type(error.__cause__ or error).__name__
+        self.errors[kind] = self.errors.get(kind, 0) + 1
+
+    def of_topic(self, topic: str) -> TopicStats:
+        """Return what is counted of a topic, or of all others together."""
+        if found := self.topics.get(topic):
+            return found
+        fits = len(topic) <= TOPIC_LENGTH_MAX and len(self.topics) < self.topics_max
+        return self.topics.setdefault(topic if fits else OTHER_TOPICS, TopicStats())
+
+    def of_all_topics(self) -> TopicStats:
+        """Return what is counted of all topics together."""
+        return add_up_topics(self.topics.values())
+
+    def snapshot(self) -> LoopStats:
+        """Return a copy, for a thread that reads it while the loop goes on counting."""
+        topics = {
+            name: TopicStats(each.delivered, replace(each.lateness, counts=list(each.lateness.counts)))
+            for name, each in list(self.topics.items())
+        }
+        counters = {name: getattr(self, name) for name in LOOP_COUNTERS}
+        return LoopStats(**counters, errors=dict(self.errors), topics=topics)
+
+    def version(self) -> tuple[int, ...]:
+        """Return numbers of which one differs after anything was counted."""
+        return *(getattr(self, name) for name in LOOP_COUNTERS), sum(self.errors.values())
+
+
+class Heartbeat:
+    """Publishes ``totals`` by ``write``: once a second while something is counted, and else often enough to count as running.
+
+    Args:
+        write: raises ``PipelineError`` if it can't; then it is published later.
+    """
+
+    def __init__(self, write: Callable[[LoopProgress], None], totals: Totals, clock: Clock, loop_id: str) -> None:
+        self._write = write
+        self._totals = totals
+        self._clock = clock
+        self._loop_id = loop_id
+        self._started_ms = clock.wall_ms()
+        self._published: tuple[int, ...] = ()
+        self._published_ms = -inf
+
+    def step(self) -> float:
+        """Publish, if there is something new or it is time for a sign of life; see ``background.Task``."""
+        since_ms = self._clock.monotonic_ms() - self._published_ms
+        if since_ms >= IDLE_BEAT_MS or self._published != self._totals.version():
+            self.publish()
+        return BEAT_MS
+
+    def publish(self, has_ended: bool = False) -> None:
+        """Publish now; ``has_ended`` says that it is the last time."""
+        version = self._totals.version()
+        progress = LoopProgress(
+            loop_id=self._loop_id,
+            started_ms=self._started_ms,
+            seen_ms=self._clock.wall_ms(),
+            has_ended=has_ended,
+            stats=self._totals.snapshot(),
+        )
+        try:
+            self._write(progress)
+        except PipelineError as exc:
+            log.debug("the heartbeat is published later: %s", exc)  # the loop itself logs what is wrong
+        else:
+            self._published = version
+            self._published_ms = self._clock.monotonic_ms()

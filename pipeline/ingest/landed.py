@@ -1,0 +1,158 @@
+"""The landing files of a query: each that a batch names is stored before the batch is committed, and deleted only then.
+
+Spark alone does not see to that. A file that the driver lists and an executor can't read is an error (``readers.py``). But a file
+that the driver itself misses for a moment, as on a mount that comes and goes, is left out silently, and Spark's ``cleanSource``
+deletes whatever its log names, stored or not.
+"""
+
+import logging
+import os
+import socket
+from collections.abc import Callable, Collection, Iterable, Sequence
+from itertools import islice
+from pathlib import Path
+
+from pipeline.core.clock import Clock
+from pipeline.core.errors import PipelineError, StoreUnavailable
+from pipeline.core.ids import token_epoch_ms
+from pipeline.ingest.checkpoint import log_id_of, names_read
+from pipeline.ingest.parsing import PART_BYTES
+from pipeline.ingest.transactions import ALL_STORED
+from pipeline.landing.names import parse_landing_name
+
+log = logging.getLogger(__name__)
+
+LISTED_MAX = 10_000  # names that are looked at for the age of the oldest
+
+
+class LandingFiles:
+    """Knows which files are stored, by what the workers report, or else by their markers.
+
+    Args:
+        checkpoint: None if it is not a local folder. Then a batch is not compared with Spark's log of files.
+
+        markers_of: returns the progress markers of landing files, each in the shard of its own.
+    """
+
+    def __init__(
+        self,
+        landing: Path,
+        checkpoint: Path | None,
+        markers_of: Callable[[Sequence[str]], list[str]],
+        clock: Clock,
+    ) -> None:
+        self._landing = landing
+        self._checkpoint = checkpoint
+        self._markers_of = markers_of
+        self._clock = clock
+        self._stored: dict[int, frozenset[str]] = {}  # tokens by batch, until they are deleted
+
+    def check_batch(self, batch_id: int, tokens: Collection[str]) -> None:
+        """Compare the files that workers have stored for a batch with those that Spark's log names for it.
+
+        Raises:
+            PipelineError: files that are there were not read. The batch must fail; the next start reads them.
+        """
+        self._stored[batch_id] = stored = frozenset(tokens)
+        missing = sorted(name for name in self._planned(batch_id) if _token_of(name) not in stored)
+        if not missing:
+            return
+        sizes = {name: _size_of(self._landing / name) for name in missing}
+        if unread := [name for name, size in sizes.items() if size]:  # Spark makes no row of an empty file
+            raise PipelineError(
+                f"Spark on {socket.gethostname()} left {len(unread)} files of batch {batch_id} unread, such as "
+                f"{self._landing / unread[0]}: check the mount of that folder and start the job again; nothing was deleted."
+            )
+        # A batch that is replayed from an older checkpoint names files that were stored and deleted. Their markers say so for
+        # ``ingest.marker_keep_sec``; after that nobody knows, and failing for ever would bring back no file.
+        gone = [name for name, size in sizes.items() if size is None]
+        if unknown := [name for name, marker in self._markers(gone).items() if marker != ALL_STORED]:
+            log.warning(
+                "%d files of batch %d, such as %s, are gone, and no marker says any more that they were stored",
+                *(len(unknown), batch_id, unknown[0]),
+            )
+
+    def delete_batch(self, batch_id: int) -> None:
+        """Delete what a batch, which is committed now, has stored; what can't be deleted is at the next start."""
+        tokens = self._stored.get(batch_id, frozenset())
+        _delete(self._landing / name for name in _names(self._landing) if name.partition(".")[0] in tokens)
+        self._stored.pop(batch_id, None)
+
+    def delete_marked(self, names: Iterable[str]) -> list[str]:
+        """Delete those files whose markers say that they are stored whole, and return those of which they do not.
+
+        While the server does not answer nothing is known, and nothing done.
+        """
+        markers = self._markers(sorted(set(_names(self._landing)).intersection(names)))
+        stored = {name for name, marker in markers.items() if self._is_whole(name, marker)}
+        _delete(self._landing / name for name in stored)
+        return [name for name in markers if name not in stored]
+
+    def oldest_waiting_ms(self) -> int | None:
+        """Return how long the oldest file that is not stored has waited since it was landed; 0 if none waits, None if unknown.
+
+        It costs a listing of at most ``LISTED_MAX`` names; with more the oldest of those is taken.
+        """
+        try:
+            with os.scandir(self._landing) as entries:
+                tokens = {_token_of(entry.name) for entry in islice(entries, LISTED_MAX)}
+        except OSError as exc:
+            log.debug("how long files have waited is not known: %s", exc)
+            return None
+        waiting = tokens.difference([""], *self._stored.copy().values())
+        # Tokens sort by time. One that was made in the same millisecond as others is a little ahead of the clock.
+        return max(0, self._clock.wall_ms() - token_epoch_ms(min(waiting))) if waiting else 0
+
+    def _planned(self, batch_id: int) -> set[str]:
+        if self._checkpoint is None:
+            return set()
+        try:
+            before = log_id_of(self._checkpoint, batch_id - 1) if batch_id else -1
+            return names_read(self._checkpoint, before, log_id_of(self._checkpoint, batch_id))
+        except (OSError, ValueError, KeyError, TypeError) as exc:
+            raise PipelineError(
+                f"The checkpoint {self._checkpoint} can't be read ({exc}): put that right and start the job again."
+            ) from exc
+
+    def _markers(self, names: Sequence[str]) -> dict[str, str]:
+        if not names:
+            return {}
+        try:
+            return dict(zip(names, self._markers_of([_token_of(name) for name in names]), strict=True))
+        except StoreUnavailable as exc:
+            log.debug("whether %d files are stored is not known: %s", len(names), exc)
+            return {}
+
+    def _is_whole(self, name: str, marker: str) -> bool:
+        """Tell whether a marker says that a file is stored whole; of a file longer than a part it is only the first marker."""
+        size = _size_of(self._landing / name)
+        return not size or (marker == ALL_STORED and size <= PART_BYTES)
+
+
+def _token_of(name: str) -> str:
+    landed = parse_landing_name(name)
+    return landed.token if landed else ""
+
+
+def _names(folder: Path) -> list[str]:
+    try:
+        return os.listdir(folder)
+    except OSError as exc:
+        log.debug("the landing folder can't be listed: %s", exc)
+        return []
+
+
+def _size_of(path: Path) -> int | None:
+    """Return the bytes of a file, None if it is gone."""
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return None
+
+
+def _delete(paths: Iterable[Path]) -> None:
+    try:
+        for path in paths:
+            path.unlink(missing_ok=True)
+    except OSError as exc:
+        log.warning("Landing files that are stored can't be deleted (%s); they are at the next start.", exc)

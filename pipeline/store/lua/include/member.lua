@@ -1,0 +1,50 @@
+local FORM_AT = MESSAGE_ID_LENGTH + 1 -- where a member has the letter of its form
+local NAME_LENGTH_MAX = 64
+
+local function is_name(value)
+  return type(value) == 'string' and #value <= NAME_LENGTH_MAX and string.find(value, '^[%w._-]+$')
+end
+
+local function number_of(value)
+  local number = tonumber(value)
+  return number == number and number or nil -- "nan" is a number to Lua
+end
+
+local function are_strings(headers)
+  if type(headers) ~= 'table' then
+    return false
+  end
+  for name, value in pairs(headers) do
+    if type(name) ~= 'string' or type(value) ~= 'string' then
+      return false
+    end
+  end
+  return true
+end
+
+-- 14 characters of a token and 8 hex digits, as in core/messages.py
+local MESSAGE_ID = '^' .. string.rep('[-0-9A-Z_a-z]', 14) .. string.rep('[0-9a-f]', 8)
+
+-- Return what a member says, with the names of the JSON form; one that is not of our format is a message as it stands.
+local function read_member(member)
+  if not string.find(member, MESSAGE_ID) then
+    return {topic = 'default', message = member}
+  end
+  local form, rest = string.sub(member, FORM_AT, FORM_AT), string.sub(member, FORM_AT + 1)
+  if form == 'm' then
+    return {topic = 'default', message = rest}
+  end
+  local is_json, body = pcall(cjson.decode, rest)
+  if (form == 'j' or form == 'r') and is_json and type(body) == 'table' and type(body.message) == 'string' then
+    local rescheduled = form == 'r' and body or {}
+    local due_ms, attempt, group = number_of(rescheduled.due_ms), number_of(rescheduled.attempt or 1), rescheduled.group
+    local has_strings = type(body.id or '') == 'string' and are_strings(body.headers or {})
+    if has_strings and is_name(body.topic or 'default') and (not group or is_name(group)) and (due_ms and attempt or form == 'j') then
+      return {
+        topic = body.topic or 'default', message = body.message, id = body.id, headers = body.headers,
+        group = group, due_ms = due_ms and text(due_ms), attempt = rescheduled.attempt and text(attempt),
+      }
+    end
+  end
+  return {topic = 'default', message = member}
+end

@@ -1,0 +1,65 @@
+local moved, times_of, has_ids = {}, {}, false -- moved as in the reply
+local ARRIVAL_LENGTH = 7 -- of an id: when its message came in
+local delivered, dead = 0, 0
+
+local function id_of(member, body)
+  return body.id or string.sub(member, 1, MESSAGE_ID_LENGTH)
+end
+
+local function count_moved(name, times)
+  delivered = delivered + 1
+  if not times_of[name] then
+    times_of[name] = {}
+    moved[#moved + 1], moved[#moved + 2] = name, times_of[name]
+  end
+  times_of[name][#times_of[name] + 1] = times
+end
+
+-- Return a message that waits for its rate limit, with the time at which it was due first.
+local function rescheduled(step)
+  local body = step.body
+  local fields = {message = body.message, topic = body.topic, id = id_of(step.member, body), headers = body.headers, due_ms = step.due_ms}
+  return string.sub(step.member, 1, MESSAGE_ID_LENGTH) .. 'r' .. cjson.encode(fields)
+end
+
+-- Add an entry to a stream: the message leaves the schedule for good.
+local function write_entry(step)
+  local member, body = step.member, step.body
+  local attempt = body.attempt or (is_tried and text(tries_before(member) + 1)) or '1'
+  local fields = {
+    'id', id_of(member, body), 'message', body.message, 'topic', body.topic, 'due_ms', step.due_ms, 'attempt', attempt,
+  }
+  if body.headers and next(body.headers) then
+    fields[#fields + 1], fields[#fields + 2] = 'headers', cjson.encode(body.headers)
+  end
+  if step.kind == 'dead' then
+    for _, value in ipairs({'reason', step.reason, 'group', body.group or '', 'died_ms', text(now_ms)}) do
+      fields[#fields + 1] = value
+    end
+  end
+  redis.call('XADD', step.key, '*', unpack(fields))
+  if is_tried then
+    redis.call('HDEL', attempts, string.sub(member, 1, MESSAGE_ID_LENGTH))
+  end
+  if body.id and not body.group then
+    redis.call('ZADD', ids, 'XX', text(now_ms + id_retention_ms), body.id)
+    has_ids = true
+  end
+end
+
+-- Write a message to where it goes; it is taken from its bucket later.
+local function move(step)
+  if step.kind == 'bucket' then
+    redis.call('ZADD', step.key, step.score, rescheduled(step))
+    redis.call('ZADD', buckets, step.name, step.name)
+  elseif step.kind == 'held' then
+    redis.call('ZADD', step.key, step.score, step.member)
+  else
+    write_entry(step)
+    if step.kind == 'dead' then
+      dead = dead + 1
+    else
+      count_moved(step.name, step.due_ms .. ':' .. string.sub(step.member, 1, ARRIVAL_LENGTH))
+    end
+  end
+end

@@ -1,0 +1,80 @@
+local BURST_MS = 100 -- of what its rate limit allows in so long, a topic's messages may go at once
+
+local has_pauses = redis.call('EXISTS', pauses) == 1
+
+local function settings_at(field)
+  local value = redis.call('HGET', topic_settings, field)
+  local is_json, settings = pcall(cjson.decode, value or '{}')
+  if not is_json or type(settings) ~= 'table' then
+    error('the topic_settings of ' .. field .. ' are not a JSON object')
+  end
+  return settings
+end
+
+-- The settings of all topics, and those of each topic that was met; what neither says is as pipeline/config.py has it.
+local settings_count = redis.call('HLEN', topic_settings)
+local of_all = settings_count > 0 and settings_at('*') or {}
+local has_own_settings = settings_count > (next(of_all) and 1 or 0)
+local of_topic = {}
+
+local function settings_of(topic)
+  topic = has_own_settings and topic or '*'
+  local settings = of_topic[topic]
+  if not settings then
+    local own = has_own_settings and settings_at(topic) or {}
+    local max_rate = tonumber(own.max_rate or of_all.max_rate) or 0
+    settings = {
+      streams = (own.sink or of_all.sink) == 'stream',
+      expire_ms = 1000 * (tonumber(own.expire_after_sec or of_all.expire_after_sec) or 0),
+      interval_ms = max_rate > 0 and 1000 * shards / max_rate or 0,
+    }
+    of_topic[topic] = settings
+  end
+  return settings
+end
+
+-- Whether a message that is not rescheduled goes to the screen, whatever its topic, so that nobody needs to look for that.
+local all = settings_of('*')
+local is_plain = not (has_own_settings or has_pauses or all.streams or all.expire_ms > 0 or all.interval_ms > 0)
+
+-- Whether all that is known of a topic's messages is that they go into its stream.
+local function goes_to_stream(topic)
+  local settings = settings_of(topic)
+  return settings.streams and not has_pauses and settings.expire_ms == 0 and settings.interval_ms == 0
+end
+
+-- Decide where a message goes; nothing is written. A message for the screen has no kind; one whose key is not given has no key.
+-- `next_ms` is when the next message of each topic may go, and is moved on.
+local function route(member, due_ms, next_ms)
+  local body = read_member(member)
+  local topic, settings = body.topic, settings_of(body.topic)
+  local step = {member = member, body = body, score = due_ms, due_ms = body.due_ms or due_ms}
+  local name = body.group and topic .. ':' .. body.group
+  local retry = name and target('retry', name)
+  local go_ms
+  if has_pauses and redis.call('HEXISTS', pauses, topic) == 1 then
+    step.kind, step.name = 'held', topic
+  elseif name and not retry then
+    step.kind, step.name = 'retry', name -- whether the group is there can be seen only when its key is named
+  elseif retry and redis.call('EXISTS', retry) == 0 then
+    step.kind, step.name, step.reason = 'dead', topic, 'dropped' -- the group is gone: nobody would ever read it
+  elseif settings.expire_ms > 0 and now_ms - tonumber(step.due_ms) > settings.expire_ms then
+    step.kind, step.name, step.reason = 'dead', topic, 'expired'
+  elseif settings.interval_ms > 0 and not body.due_ms then
+    go_ms = math.max(next_ms[topic] or tonumber(redis.call('HGET', rate_limits, topic) or '0'), now_ms)
+    if go_ms > now_ms + BURST_MS then
+      local later_ms = math.ceil(go_ms - BURST_MS) -- when a new message with its place could go: so none overtakes it
+      step.kind, step.name, step.score = 'bucket', bucket_start(later_ms), text(later_ms)
+    end
+  end
+  if not step.kind and name then
+    step.kind, step.name = 'retry', name
+  elseif not step.kind and settings.streams then
+    step.kind, step.name = 'stream', topic
+  end
+  step.key = step.kind and target(step.kind, step.name)
+  if go_ms and (step.key or not step.kind) then
+    next_ms[topic] = go_ms + settings.interval_ms
+  end
+  return step
+end

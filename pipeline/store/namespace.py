@@ -1,0 +1,189 @@
+"""What a namespace says about itself: the version of its wire format, how many shards it has, and the settings of its topics."""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, fields, replace
+from typing import Any
+
+from pipeline.config import ALL_TOPICS, DrainSettings, RedisSettings, Settings, TopicSettings, Value
+from pipeline.core.errors import ConfigError
+from pipeline.store.connection import translated_errors
+from pipeline.store.keys import Keys
+
+FORMAT_VERSION = 1  # of docs/wire-format.md; higher when an older program can't read what a newer one wrote
+_VERSION, _SHARDS = "format_version", "shards"
+_SETTINGS = tuple(field.name for field in fields(TopicSettings))
+
+
+def open_namespace(client: Any, settings: RedisSettings, may_create: bool) -> bool:
+    """Check that this program and the namespace agree; with ``may_create``, make a namespace that is new.
+
+    It writes only into a new namespace, so that a server that is out of memory still lets a job start.
+
+    Returns:
+        Whether the namespace exists now.
+
+    Raises:
+        ConfigError: the namespace has another version of the format, or another number of shards.
+        StoreUnavailable: no answer.
+    """
+    key = Keys(settings.namespace).meta()
+    with translated_errors():
+        found = client.hmget(key, _VERSION, _SHARDS)
+        if None in found and may_create:
+            # One that exists keeps what it has: of two jobs that start at once, the first one decides.
+            client.hsetnx(key, _VERSION, FORMAT_VERSION)
+            client.hsetnx(key, _SHARDS, settings.shards)
+            found = client.hmget(key, _VERSION, _SHARDS)
+    if None in found:
+        return False
+    version, shards = (int(value) for value in found)
+    if version != FORMAT_VERSION:
+        raise ConfigError(
+            f"The namespace {settings.namespace} has version {version} of the wire format, and this program version "
+            f"{FORMAT_VERSION}; use a release of Duetime that has version {version}, or another namespace."
+        )
+    if shards != settings.shards:
+        raise ConfigError(
+            f"The namespace {settings.namespace} has {shards} shards, not {settings.shards}; set redis.shards = {shards}, "
+            f"use another namespace, or, if nothing was ever stored in this one, delete its key {key}."
+        )
+    return True
+
+
+def adopt_topic_settings(client: Any, settings: Settings, complete: bool = False) -> Settings:
+    """Return ``settings`` with what the namespace says of topics. What it does not say yet, it takes from what was given.
+
+    All loops and consumers of a namespace go by the same settings, whatever the configuration of their machine
+    (docs/adr/0013-topic-settings.md).
+
+    Args:
+        complete: the namespace also takes the defaults for what it does not say, as messages are delivered by them now.
+
+    Raises:
+        ConfigError: settings were given, and the namespace has others.
+        StoreError: no answer, or an error.
+    """
+    wanted: dict[str, dict[str, Any]] = {topic: dict(values) for topic, values in settings.given.items()}
+    if complete:
+        wanted[ALL_TOPICS] = asdict(TopicSettings(sink=DrainSettings().sink)) | wanted.get(ALL_TOPICS, {})
+    found = read_topic_settings(client, settings.redis)
+    if any(values.keys() - found.get(topic, {}).keys() for topic, values in wanted.items()):
+        found = _change(client, settings.redis, lambda topic, values: wanted.get(topic, {}) | values, [*wanted])
+    _write_to_all(client, settings.redis, found)
+    adopted = _with(settings, found)
+    _refuse_others(settings, adopted)
+    return adopted
+
+
+def current_topic_settings(client: Any, settings: Settings, topic: str) -> TopicSettings:
+    """Return what counts for a topic now.
+
+    Raises:
+        StoreError: no answer, or an error.
+    """
+    return _with(settings, read_topic_settings(client, settings.redis)).of_topic(topic)
+
+
+def read_topic_settings(client: Any, settings: RedisSettings) -> dict[str, dict[str, Any]]:
+    """Return what the namespace says of topics: what is said of a single one counts for it, else what is said of ``ALL_TOPICS``.
+
+    Raises:
+        StoreError: no answer, or an error.
+    """
+    with translated_errors():
+        found = client.hgetall(_shards(settings)[0].topic_settings())
+    return {topic.decode(): _known(json.loads(values)) for topic, values in found.items()}
+
+
+def change_topic_settings(
+    client: Any, settings: RedisSettings, topic: str, changes: Mapping[str, Value | None]
+) -> None:
+    """Change settings of one topic or of ``ALL_TOPICS``; running loops go by it from their next claim on.
+
+    Args:
+        changes: None takes a setting away, so that what is said of all topics counts, or the default.
+
+    Raises:
+        StoreError: no answer, or an error: some shards may have it; the same call again finishes it.
+    """
+
+    def changed(topic: str, values: dict[str, Any]) -> dict[str, Any]:
+        return {name: value for name, value in {**values, **changes}.items() if value is not None}
+
+    _write_to_all(client, settings, _change(client, settings, changed, [topic]))
+
+
+def _change(
+    client: Any,
+    settings: RedisSettings,
+    changed: Callable[[str, dict[str, Any]], dict[str, Any]],
+    topics: Sequence[str],
+) -> dict[str, dict[str, Any]]:
+    """Change the settings of some topics in the first shard, if nobody else does meanwhile; then once more."""
+    key = _shards(settings)[0].topic_settings()
+
+    def change(pipeline: Any) -> None:
+        found = [pipeline.hget(key, topic) for topic in topics]
+        pipeline.multi()
+        for topic, values in zip(topics, found, strict=True):
+            if new := changed(topic, json.loads(values or b"{}")):
+                pipeline.hset(key, topic, json.dumps(new))
+            else:
+                pipeline.hdel(key, topic)
+
+    with translated_errors():
+        client.transaction(change, key)
+    return read_topic_settings(client, settings)
+
+
+def _shards(settings: RedisSettings) -> list[Keys]:
+    return [Keys(settings.namespace, shard) for shard in range(settings.shards)]
+
+
+def _with(settings: Settings, found: Mapping[str, dict[str, Any]]) -> Settings:
+    of_all = found.get(ALL_TOPICS, {})
+    own = {topic: TopicSettings(**of_all | values) for topic, values in found.items() if topic != ALL_TOPICS}
+    return replace(settings, topics=TopicSettings(**of_all), topic=own)
+
+
+def _refuse_others(settings: Settings, adopted: Settings) -> None:
+    """Compare what was given with what the namespace has."""
+    different = []
+    for topic, values in settings.given.items():
+        has = asdict(adopted.of_topic(topic))
+        of_topic = "" if topic == ALL_TOPICS else f" of the topic {topic}"
+        name = "" if topic == ALL_TOPICS else f"{topic} "
+        for key, value in values.items():
+            if has[key] != value:
+                command = f"./spark-submit.sh jobs/topics.py set {name}{key}={_text(value)}"
+                different.append(
+                    f"{key}{of_topic} is {_text(has[key])} there, not {_text(value)} ({command} changes it)"
+                )
+    if different:
+        raise ConfigError(
+            f"The namespace {settings.redis.namespace} has other settings of topics than this job was given: "
+            f"{'; '.join(different)}."
+        )
+
+
+def _text(value: Value) -> str:
+    return json.dumps(value) if isinstance(value, bool) else str(value)
+
+
+def _write_to_all(client: Any, settings: RedisSettings, found: Mapping[str, Mapping[str, Any]]) -> None:
+    """Make the other shards say what the first one says; a server is written to only where they do not."""
+    wanted = {topic.encode(): json.dumps(values).encode() for topic, values in found.items()}
+    with translated_errors():
+        for keys in _shards(settings)[1:]:
+            if client.hgetall(keys.topic_settings()) != wanted:
+                pipeline = client.pipeline(transaction=True)
+                pipeline.delete(keys.topic_settings())
+                if wanted:
+                    pipeline.hset(keys.topic_settings(), mapping=wanted)
+                pipeline.execute()
+
+
+def _known(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Leave out what only a newer release knows."""
+    return {name: values[name] for name in _SETTINGS if name in values}

@@ -1,0 +1,49 @@
+"""Waiting for a server that does not answer."""
+
+import logging
+from collections.abc import Callable
+from typing import TypeVar
+
+from pipeline.core.backoff import backoff_ms
+from pipeline.core.clock import Clock
+from pipeline.core.errors import StoreUnavailable
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+COMPLAIN_MS = 60_000  # an outage is told at its start and then this often
+
+
+def retry_until_available(
+    call: Callable[[], T],
+    wait: Callable[[float], object],
+    clock: Clock,
+    random: Callable[[], float],
+    stopping: Callable[[], bool] = lambda: False,
+) -> T:
+    """Make a call to a store again until the server answers it; every call of ``Store`` may be repeated.
+
+    Args:
+        wait: pauses for so many milliseconds, or less.
+
+        random: draws from [0, 1), for the backoff's jitter.
+    Raises:
+        StoreUnavailable: ``stopping`` turned true first.
+    """
+    failures, complained_ms = 0, 0.0
+    while True:
+        try:
+            result = call()
+        except StoreUnavailable as exc:
+            if stopping():
+                raise
+            failures += 1
+            if failures == 1 or clock.monotonic_ms() - complained_ms >= COMPLAIN_MS:
+                log.warning("waiting for Redis: %s", exc)
+                complained_ms = clock.monotonic_ms()
+            wait(backoff_ms(failures, random))
+        else:
+            if failures:
+                log.warning("Redis answers again")
+            return result

@@ -1,0 +1,171 @@
+"""One look at what a namespace holds: all of it for ``jobs/status.py``, a bounded part of it for the metrics."""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pipeline.store.connection import server_ms, translated_errors
+from pipeline.store.keys import Keys
+
+# What a forecast looks at in each shard.
+BUCKETS_MAX = 1_000  # the oldest that are not empty: a week, if every ten minutes have messages
+CLAIMS_MAX = 100  # those whose leases end first
+PAUSED_MAX = 100  # topics
+KEYS_PER_ROUND_TRIP = 1_000
+LATE_MS = 10_000  # a message that was due longer ago counts as late; one that is being delivered was due a moment ago
+EPOCH_MS_MAX = 2**53  # a score beyond this, such as infinity, is not a time that any program meant
+
+
+@dataclass(frozen=True, slots=True)
+class Stats:
+    """What a namespace holds, in messages; times are epoch ms UTC on the server's clock.
+
+    ``held`` came due while its topic was paused: it counts as ``scheduled``, and not as late. ``next_due_ms`` is of what is
+    scheduled and not held, None if nothing is. ``overdue_ms`` is how late the oldest message is that is scheduled or in flight,
+    0 if none is; ``late`` how many of these were due more than ``LATE_MS`` ago. ``dead`` are the dead letters that are there,
+    ``counters`` the totals of the namespace's life.
+    """
+
+    now_ms: int
+    scheduled: int
+    held: int
+    in_flight: int
+    late: int
+    dead: int
+    next_due_ms: int | None
+    overdue_ms: int
+    counters: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Forecast:
+    """How many messages are due when; ``now_ms``, ``held``, ``next_due_ms`` and ``overdue_ms`` as in ``Stats``.
+
+    ``buckets`` has the number of scheduled messages of each ten minutes by their start, of the oldest ``BUCKETS_MAX`` of each
+    shard; ``held`` is of the first ``PAUSED_MAX`` topics that are paused.
+    """
+
+    now_ms: int
+    buckets: Mapping[int, int]
+    held: int
+    next_due_ms: int | None
+    overdue_ms: int
+
+
+def read_stats(client: Any, shards: Sequence[Keys], now_ms: int | None = None) -> Stats:
+    """Count all that is there. Not atomic: a message that is claimed meanwhile may count as scheduled and as in flight.
+
+    Args:
+        client: a ``redis.Redis``.
+
+        now_ms: tests pass a time; None means the server's clock.
+    Raises:
+        StoreError: no answer, or an error.
+    """
+    now_ms = server_ms(client) if now_ms is None else now_ms
+    looks, counters = [], Counter[str]()
+    held = in_flight = late = dead = 0
+    with translated_errors():
+        for keys in shards:
+            look = _look(client, keys)
+            looks.append(look)
+            lengths = [length // 2 for length in ask_each(client, ("LLEN",), look.claims)]
+            in_flight += sum(lengths)
+            dues = zip(lengths, look.claimed_due_ms, strict=True)
+            late += sum(length for length, due_ms in dues if due_ms < now_ms - LATE_MS)
+            started = [keys.bucket(start) for start in look.buckets if start < now_ms - LATE_MS]
+            late += sum(ask_each(client, ("ZCOUNT",), started, ("-inf", f"({now_ms - LATE_MS}")))
+            topics = [topic.decode("utf-8", "replace") for topic in client.smembers(keys.topics())]
+            held += sum(ask_each(client, ("ZCARD",), [keys.held(topic) for topic in topics]))
+            dead += sum(ask_each(client, ("XLEN",), [keys.dead(topic) for topic in topics]))
+            counters.update({name.decode(): int(value) for name, value in client.hgetall(keys.counters()).items()})
+    return Stats(
+        now_ms=now_ms,
+        scheduled=sum(sum(look.buckets.values()) for look in looks) + held,
+        held=held,
+        in_flight=in_flight,
+        late=late,
+        dead=dead,
+        next_due_ms=_next_due_ms(looks),
+        overdue_ms=_overdue_ms(looks, now_ms),
+        counters=counters,
+    )
+
+
+def read_forecast(client: Any, shards: Sequence[Keys]) -> Forecast:
+    """Count what is scheduled, with a bounded number of commands. Not atomic either.
+
+    Raises:
+        StoreError: no answer, or an error.
+    """
+    now_ms = server_ms(client)
+    looks, buckets, held = [], Counter[int](), 0
+    with translated_errors():
+        for keys in shards:
+            look = _look(client, keys, BUCKETS_MAX, CLAIMS_MAX)
+            looks.append(look)
+            buckets.update(look.buckets)
+            paused = [topic.decode("utf-8", "replace") for topic in client.hkeys(keys.pauses())[:PAUSED_MAX]]
+            held += sum(ask_each(client, ("ZCARD",), [keys.held(topic) for topic in paused]))
+    return Forecast(
+        now_ms=now_ms,
+        buckets=buckets,
+        held=held,
+        next_due_ms=_next_due_ms(looks),
+        overdue_ms=_overdue_ms(looks, now_ms),
+    )
+
+
+def ask_each(client: Any, command: tuple[str, ...], names: Sequence[str], rest: tuple[Any, ...] = ()) -> Iterator[Any]:
+    """Give one command to each key, many in a round trip."""
+    for first in range(0, len(names), KEYS_PER_ROUND_TRIP):
+        pipeline = client.pipeline(transaction=False)
+        for name in names[first : first + KEYS_PER_ROUND_TRIP]:
+            pipeline.execute_command(*command, name, *rest)
+        yield from pipeline.execute()
+
+
+@dataclass(frozen=True, slots=True)
+class _Look:
+    """The messages of each bucket of a shard, the oldest first, and the keys of its claims; due times of the first of either."""
+
+    buckets: Mapping[int, int]
+    first_due_ms: int | None
+    claims: Sequence[str]
+    claimed_due_ms: Sequence[int]
+
+
+def _look(client: Any, keys: Keys, buckets_max: int = 0, claims_max: int = 0) -> _Look:
+    """Look at the oldest buckets and claims of a shard; 0: at all of them."""
+    members = client.zrange(keys.buckets(), 0, buckets_max - 1)
+    starts = [int(start) for start in members if start.lstrip(b"-").isdigit()]
+    counts = ask_each(client, ("ZCARD",), [keys.bucket(start) for start in starts])
+    first_due_ms = None
+    for start in starts:  # a bucket that was emptied may still be listed for a moment
+        if head := client.zrange(keys.bucket(start), 0, 0, withscores=True):
+            first_due_ms = _epoch_ms(head[0][1])
+            break
+    found = [keys.claim(token.decode()) for token in client.zrange(keys.claims(), 0, claims_max - 1)]
+    heads = zip(found, ask_each(client, ("LINDEX",), found, (1,)), strict=True)
+    claims = {claim: _epoch_ms(float(due_ms)) for claim, due_ms in heads if due_ms is not None}
+    return _Look(
+        buckets=dict(zip(starts, counts, strict=True)),
+        first_due_ms=first_due_ms,
+        claims=list(claims),
+        claimed_due_ms=list(claims.values()),
+    )
+
+
+def _next_due_ms(looks: Sequence[_Look]) -> int | None:
+    return min((look.first_due_ms for look in looks if look.first_due_ms is not None), default=None)
+
+
+def _overdue_ms(looks: Sequence[_Look], now_ms: int) -> int:
+    firsts = [look.first_due_ms for look in looks if look.first_due_ms is not None]
+    claimed = [due_ms for look in looks for due_ms in look.claimed_due_ms]
+    return max(0, now_ms - min([*firsts, *claimed], default=now_ms))
+
+
+def _epoch_ms(score: float) -> int:
+    return int(min(max(score, -EPOCH_MS_MAX), EPOCH_MS_MAX))

@@ -1,0 +1,40 @@
+"""Small files are there whole or not at all, and a lock has one owner."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from pipeline.core import files
+from pipeline.core.files import put_in_place, try_lock, write_whole
+
+
+@pytest.mark.parametrize("call", ["fsync", "rename"])
+def test_a_file_that_can_not_be_written_leaves_what_was_there_and_no_trace(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    path = tmp_path / ".state"
+    write_whole(path, b"one")
+
+    def fail(*args: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(files.os, call, fail)
+    with pytest.raises(OSError, match="No space"):
+        write_whole(path, b"two")
+    assert path.read_bytes() == b"one" and os.listdir(tmp_path) == [".state"]
+
+
+def test_a_file_takes_its_place_with_all_that_was_written(tmp_path: Path) -> None:
+    with open(tmp_path / "scratch", "w") as file:
+        file.write("all of it")
+        put_in_place(file, tmp_path / "place")
+    assert (tmp_path / "place").read_text() == "all of it" and os.listdir(tmp_path) == ["place"]
+
+
+def test_a_lock_has_one_owner(tmp_path: Path) -> None:
+    one, other = (os.open(tmp_path / "lock", os.O_RDWR | os.O_CREAT) for _ in range(2))
+    assert try_lock(one) and not try_lock(other)
+    os.close(one)
+    assert try_lock(other)
+    os.close(other)

@@ -1,0 +1,191 @@
+"""Which landing files are stored: what a batch has to bring, and what may be deleted."""
+
+import json
+import logging
+import re
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from pipeline.core.errors import PipelineError, StoreUnavailable
+from pipeline.core.ids import encode_token
+from pipeline.ingest import landed as module
+from pipeline.ingest.checkpoint import CheckpointRoller
+from pipeline.ingest.landed import LandingFiles
+
+NOW_MS = 1_700_000_060_000
+
+
+class ManualClock:
+    """Stands still."""
+
+    def wall_ms(self) -> int:
+        return NOW_MS
+
+    def monotonic_ms(self) -> float:
+        return 0.0
+
+
+class World:
+    """A landing folder, Spark's log of the files of each batch, and the markers in Redis."""
+
+    def __init__(self, folder: Path) -> None:
+        self.landing, self.checkpoint = folder / "landing", folder / "checkpoint"
+        self.landing.mkdir()
+        self.markers: dict[str, str] = {}
+        self.answers = True
+        self.files = LandingFiles(self.landing, self.checkpoint, self.markers_of, ManualClock())
+
+    def markers_of(self, tokens: Sequence[str]) -> list[str]:
+        if not self.answers:
+            raise StoreUnavailable("Redis does not answer.")
+        return [self.markers.get(token, "") for token in tokens]
+
+    def land(self, *ages_ms: int, content: str = "{}\n") -> list[str]:
+        names = [f"{encode_token(NOW_MS - age_ms, 7)}.1.json.a+json" for age_ms in ages_ms]
+        for name in names:
+            (self.landing / name).write_text(content)
+        return names
+
+    def plan(self, batch_id: int, names: Sequence[str], is_committed: bool = False) -> None:
+        """Write what Spark writes before a batch runs, and when it is over."""
+        entries = [json.dumps({"path": f"file:///in/{name}", "timestamp": 1, "batchId": batch_id}) for name in names]
+        logs = {f"sources/0/{batch_id}": entries, f"offsets/{batch_id}": ["{}", json.dumps({"logOffset": batch_id})]}
+        if is_committed:
+            logs[f"commits/{batch_id}"] = ["{}"]
+        for path, lines in logs.items():
+            (self.checkpoint / path).parent.mkdir(parents=True, exist_ok=True)
+            (self.checkpoint / path).write_text("\n".join(["v1", *lines]))
+
+    def here(self) -> list[str]:
+        return sorted(path.name for path in self.landing.iterdir())
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> World:
+    return World(tmp_path)
+
+
+def tokens(names: Sequence[str]) -> list[str]:
+    return [name[:14] for name in names]
+
+
+def test_files_are_deleted_when_the_batch_that_stored_them_is_committed(world: World) -> None:
+    first, second, waiting = world.land(3, 2), world.land(1), world.land(0)
+    world.plan(0, first)
+    world.plan(1, second)
+    world.files.check_batch(0, tokens(first))
+    world.files.check_batch(1, tokens(second))
+    assert world.here() == sorted([*first, *second, *waiting])
+    world.files.delete_batch(0)
+    assert world.here() == sorted([*second, *waiting])
+    world.files.delete_batch(1)
+    world.files.delete_batch(2)
+    assert world.here() == waiting
+
+
+def test_a_batch_with_a_file_that_nobody_has_read_fails_and_deletes_nothing(world: World) -> None:
+    read, unread = world.land(2), world.land(1, 0)
+    world.plan(0, [*read, *unread])
+    with pytest.raises(
+        PipelineError, match=rf"left 2 files of batch 0 unread.*{re.escape(min(unread))}.*nothing was deleted"
+    ):
+        world.files.check_batch(0, tokens(read))
+    assert world.here() == sorted([*read, *unread])
+    world.files.check_batch(0, tokens([*read, *unread]))
+
+
+def test_an_empty_file_is_no_row_and_missed_by_nobody(world: World) -> None:
+    names = world.land(1, content="")
+    world.plan(0, names)
+    world.files.check_batch(0, [])
+
+
+def test_a_replay_does_without_files_that_are_stored_and_gone(world: World, caplog: pytest.LogCaptureFixture) -> None:
+    gone, read = world.land(2), world.land(1)
+    world.plan(0, [*gone, *read])
+    (world.landing / gone[0]).unlink()
+    world.markers = {gone[0][:14]: "all"}
+    world.files.check_batch(0, tokens(read))
+    assert caplog.records == []
+    world.answers = False
+    world.files.check_batch(0, tokens(read))
+    assert caplog.records == []
+
+
+def test_a_replay_of_files_whose_markers_are_forgotten_too_does_not_fail_for_ever(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING)
+    gone = world.land(2, 1)
+    world.plan(0, gone)
+    shutil.rmtree(world.landing)
+    world.files.check_batch(0, [])
+    [record] = caplog.records
+    assert record.getMessage().startswith(f"2 files of batch 0, such as {min(gone)}, are gone")
+
+
+def test_a_batch_is_compared_with_its_own_files_only(world: World) -> None:
+    first, second = world.land(3), world.land(2)
+    world.plan(0, first)
+    world.plan(1, second)
+    world.files.check_batch(1, tokens(second))
+
+
+def test_a_checkpoint_that_can_not_be_read_fails_the_batch(world: World) -> None:
+    with pytest.raises(PipelineError, match="can't be read"):
+        world.files.check_batch(0, [])
+
+
+def test_without_a_local_checkpoint_the_workers_are_believed(world: World) -> None:
+    files = LandingFiles(world.landing, None, world.markers_of, ManualClock())
+    names = world.land(2, 1)
+    files.check_batch(7, tokens(names[:1]))
+    files.delete_batch(7)
+    assert world.here() == names[1:]
+
+
+def test_what_a_crash_has_left_is_deleted_if_its_marker_says_that_it_is_stored_whole(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "PART_BYTES", 10)
+    whole, half, unmarked, unread = world.land(9, 8, 7, 6)
+    [long] = world.land(5, content="x" * 11)
+    [empty] = world.land(4, content="")
+    world.markers = {whole[:14]: "all", half[:14]: "5 00000001", long[:14]: "all", unread[:14]: "all"}
+    named = [whole, half, unmarked, long, empty, "gone"]
+    world.answers = False
+    assert world.files.delete_marked(named) == []
+    assert len(world.here()) == 6
+    world.answers = True
+    assert world.files.delete_marked(named) == [half, unmarked, long]
+    assert world.here() == [half, unmarked, unread, long]
+
+
+def test_a_checkpoint_that_names_an_unstored_file_as_read_is_thrown_away_so_that_it_is_read(world: World) -> None:
+    stored, unstored = world.land(2, 1)
+    world.plan(0, [stored, unstored], is_committed=True)
+    world.markers = {stored[:14]: "all", unstored[:14]: "all"}
+    roller = CheckpointRoller(world.checkpoint, world.files.delete_marked, 10, ManualClock())
+    del world.markers[unstored[:14]]
+    assert roller.prepare() == 2
+    assert (world.here(), list(world.checkpoint.iterdir())) == ([unstored], [])
+
+
+def test_the_oldest_file_that_is_not_stored_is_found(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert world.files.oldest_waiting_ms() == 0
+    stored = world.land(9_000)
+    world.plan(0, stored)
+    (world.landing / ".work-of-the-gatekeeper").touch()
+    assert world.files.oldest_waiting_ms() == 9_000
+    world.files.check_batch(0, tokens(stored))
+    assert world.files.oldest_waiting_ms() == 0, "it is there until the commit, and doesn't count"
+    world.land(4_000, 3_000)
+    assert world.files.oldest_waiting_ms() == 4_000
+    world.files.delete_batch(0)
+    monkeypatch.setattr(module, "LISTED_MAX", 4)
+    assert world.files.oldest_waiting_ms() == 4_000
+    shutil.rmtree(world.landing)
+    assert world.files.oldest_waiting_ms() is None

@@ -1,0 +1,163 @@
+"""Real streaming queries over real files."""
+
+import gzip
+import os
+import re
+from itertools import repeat
+from pathlib import Path
+
+import pytest
+from pyspark.errors import StreamingQueryException
+from pyspark.sql import DataFrame, Row, SparkSession
+
+from pipeline.core.ids import encode_token
+from pipeline.ingest.parsing import FileText, parse_file
+from pipeline.ingest.readers import read_direct, read_landing
+
+ARRIVAL_MS = 1_700_000_000_123
+LINE = b'{"message":"m","delay_sec":1}\n'
+
+
+def _put(path: Path, content: bytes, arrival_ms: int = ARRIVAL_MS) -> None:
+    path.parent.mkdir(exist_ok=True)
+    work = path.with_name(f".{path.name}.tmp")
+    work.write_bytes(content)
+    os.utime(work, ns=(arrival_ms * 1_000_000, arrival_ms * 1_000_000))
+    work.rename(path)
+
+
+def _fill_landing(landing: Path) -> None:
+    for number in range(3):
+        name = f"{encode_token(ARRIVAL_MS + number, 5)}.{1 + number * 1000}.json.a=20b.jsonl"
+        _put(landing / name, (LINE + b"x\n\n") * 500)
+    _put(landing / f"{encode_token(ARRIVAL_MS + 9, 5)}.2.csv.c.csv", b"message,due\nm,1700000000005\n" * 200)
+    _put(landing / f"{encode_token(ARRIVAL_MS + 10, 5)}.1.sock.host=3A9999", (b"77\t" + LINE) * 100)
+    _put(landing / ".work-of-the-gatekeeper", LINE)
+    _put(landing / "foreign.jsonl", LINE)
+
+
+def _parsed(rows: list[Row]) -> list[tuple[str, int, object]]:
+    """What becomes of the lines of files: the file's token, and the due time and member or the line and reason."""
+    found: list[tuple[str, int, object]] = []
+    for row in rows:
+        file = FileText(row.file_token, row.first_line, row.kind, row.file_name, row.file_arrival_ms, bytes(row.value))
+        for part in parse_file(file):
+            found += zip(repeat(file.token), part.due_ms.tolist(), part.members.to_pylist(), strict=False)
+            found += [(file.token, line.line_no, line.rejection.reason.value) for line in part.rejected]
+    return sorted(found, key=str)
+
+
+class _BrokenError(Exception):
+    """Stands in for a crash while a batch is written."""
+
+
+def _run(lines: DataFrame, checkpoint: Path, broken_batch: int = -1, kept: list[Row] | None = None) -> list[Row]:
+    """Take in what is there; rows of the batch that breaks are not kept."""
+    kept = [] if kept is None else kept
+
+    def keep(batch: DataFrame, batch_id: int) -> None:
+        rows = batch.collect()
+        if batch_id == broken_batch:
+            raise _BrokenError
+        kept.extend(rows)
+
+    writer = lines.writeStream.foreachBatch(keep).option("checkpointLocation", str(checkpoint))
+    query = writer.trigger(availableNow=True).start()
+    try:
+        assert query.awaitTermination(120), "the query did not finish within two minutes"
+    finally:
+        query.stop()
+    return kept
+
+
+def _read_all(
+    spark: SparkSession, work: Path, max_bytes: int, broken_batch: int = -1, kept: list[Row] | None = None
+) -> list[Row]:
+    """Take in the same files in a folder of their own, as what is read is deleted."""
+    if not work.exists():
+        work.mkdir()
+        _fill_landing(work / "landing")
+    return _run(read_landing(spark, str(work / "landing"), max_bytes), work / "checkpoint", broken_batch, kept)
+
+
+@pytest.mark.parametrize("folder", ["landing", ".landing", "with [brackets] {and} *stars*"])
+def test_a_landing_folder_is_read_whatever_its_name(spark: SparkSession, tmp_path: Path, folder: str) -> None:
+    _put(tmp_path / folder / f"{encode_token(ARRIVAL_MS, 5)}.1.json.a.jsonl", LINE)
+    files = read_landing(spark, str(tmp_path / folder), 64_000_000)
+    (row,) = _run(files, tmp_path / "checkpoint")
+    assert (bytes(row.value), row.file_arrival_ms, row.file_name) == (LINE, ARRIVAL_MS, "a.jsonl")
+
+
+def test_a_replay_with_other_cores_and_splits_gives_the_same_rows(spark: SparkSession, tmp_path: Path) -> None:
+    undisturbed = _parsed(_read_all(spark, tmp_path / "one", 64_000_000))
+    assert len(undisturbed) == 3 * 1000 + 399 + 100
+    assert {reason for _, _, reason in undisturbed if isinstance(reason, str)} == {"not_json", "not_a_time"}
+
+    first_batches: list[Row] = []
+    with pytest.raises(StreamingQueryException, match="_BrokenError"):
+        _read_all(spark, tmp_path / "two", 30_000, broken_batch=1, kept=first_batches)
+    other = {
+        "spark.sql.files.maxPartitionBytes": "5000",
+        "spark.sql.files.openCostInBytes": "1",
+        "spark.sql.leafNodeDefaultParallelism": "16",
+        "spark.sql.shuffle.partitions": "7",
+    }
+    before = {name: spark.conf.get(name, None) for name in other}
+    try:
+        for name, value in other.items():
+            spark.conf.set(name, value)
+        replayed = _read_all(spark, tmp_path / "two", 64_000_000)
+        whole = _read_all(spark, tmp_path / "three", 64_000_000)
+    finally:
+        for name, old in before.items():
+            spark.conf.unset(name) if old is None else spark.conf.set(name, old)
+    assert first_batches, "the first batch was to be taken in before the second one broke"
+    assert replayed, "the batch that broke was to come again"
+    assert _parsed(first_batches + replayed) == undisturbed
+    assert _parsed(whole) == undisturbed
+
+
+def test_the_plan_has_nothing_that_changes_in_a_replay(spark: SparkSession, tmp_path: Path) -> None:
+    landing = tmp_path / "landing"
+    landing.mkdir()
+    files = read_landing(spark, str(landing), 64_000_000)
+    plan = files._jdf.queryExecution().analyzed().toString().lower()
+    assert "unix_millis" in plan
+    assert re.findall(r"\b(?:now|uuid|rand\w*|current_\w+|spark_partition_id|monotonically_\w+)\(", plan) == []
+
+
+def test_old_files_are_not_passed_over(spark: SparkSession, tmp_path: Path) -> None:
+    landing = tmp_path / "landing"
+    for number, arrival_ms in enumerate([ARRIVAL_MS, ARRIVAL_MS - 20 * 365 * 86_400_000]):
+        _put(landing / f"{encode_token(number, 5)}.1.json.a", LINE, arrival_ms)
+    rows = _run(read_landing(spark, str(landing), 64_000_000), tmp_path / "checkpoint")
+    assert {row.file_arrival_ms for row in rows} == {ARRIVAL_MS, ARRIVAL_MS - 20 * 365 * 86_400_000}
+
+
+def test_a_replay_leaves_out_what_is_gone_already(spark: SparkSession, tmp_path: Path) -> None:
+    for number in range(2):
+        _put(tmp_path / "landing" / f"{encode_token(number, 5)}.1.json.a", LINE)
+    files = read_landing(spark, str(tmp_path / "landing"), 64_000_000)
+    with pytest.raises(StreamingQueryException, match="_BrokenError"):
+        _run(files, tmp_path / "checkpoint", broken_batch=0)
+    for path in (tmp_path / "landing").iterdir():
+        path.unlink()
+    assert _run(files, tmp_path / "checkpoint") == []
+
+
+def test_a_directory_is_read_directly(spark: SparkSession, tmp_path: Path) -> None:
+    inbox = tmp_path / "inbox"
+    _put(inbox / "a b.jsonl", LINE)
+    _put(inbox / "b.json.gz", gzip.compress(LINE))
+    _put(inbox / "c.csv", b"message,due\nm,1700000000005\n")
+    _put(inbox / "notes.txt", LINE)
+    files = read_direct(spark, f"file://{inbox}", 64_000_000)
+    rows = _run(files, tmp_path / "checkpoint")
+    assert {(row.file_name, row.first_line, row.kind) for row in rows} == {
+        ("a b.jsonl", 1, "json"),
+        ("b.json.gz", 1, "json"),
+        ("c.csv", 2, "csv"),
+    }
+    assert {bytes(row.value) for row in rows} == {LINE, b"message,due\nm,1700000000005\n"}
+    again = _run(files, tmp_path / "other-checkpoint")
+    assert sorted(again) == sorted(rows)

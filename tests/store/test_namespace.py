@@ -1,0 +1,132 @@
+"""The settings of topics belong to the namespace: who writes them, who goes by them, and who is refused."""
+
+import json
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import fakeredis
+import pytest
+
+from pipeline.config import ALL_TOPICS, Settings, load_settings
+from pipeline.core.errors import ConfigError
+from pipeline.core.messages import Message
+from pipeline.store.connection import connect
+from pipeline.store.namespace import adopt_topic_settings, change_topic_settings, read_topic_settings
+from pipeline.store.shards import ShardedStore, keys_of, open_shards
+from tests.servers import RealServer
+from tests.store.conftest import START_MS
+
+NOTHING_SAID = "[redis]\nshards = 2\n"
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "pipeline.toml"
+
+
+@pytest.fixture(params=["fake", "real"])
+def client(request: pytest.FixtureRequest) -> Iterator[Any]:
+    if request.param == "fake":
+        yield fakeredis.FakeRedis()
+        return
+    client = request.getfixturevalue("server").client()
+    client.flushall()
+    yield client
+    client.close()
+
+
+def settings_of(file: Path, text: str = NOTHING_SAID, **flags: str) -> Settings:
+    file.write_text(text)
+    return load_settings({"drain": flags}, {}, file)
+
+
+def test_the_first_drain_job_writes_its_settings_into_all_shards_and_the_others_go_by_them(
+    client: Any, file: Path
+) -> None:
+    text = NOTHING_SAID + "[topics]\nmax_rate = 7\n[topic.mail]\nsink = 'screen'\n"
+    first = adopt_topic_settings(client, settings_of(file, text, sink="stream"), complete=True)
+    assert (first.of_topic("news").sink, first.of_topic("mail").sink, first.of_topic("mail").max_rate) == (
+        "stream",
+        "screen",
+        7,
+    )
+    each = [client.hgetall(keys.topic_settings()) for keys in keys_of(first.redis)]
+    assert each[0] == each[1]
+    assert json.loads(each[0][b"*"]).items() >= {"sink": "stream", "max_rate": 7, "attempts_max": 5}.items()
+    assert json.loads(each[0][b"mail"]) == {"sink": "screen"}
+    other = adopt_topic_settings(client, settings_of(file), complete=True)
+    assert (other.topics, other.topic) == (first.topics, first.topic)
+
+
+def test_what_a_job_is_given_and_the_namespace_has_otherwise_is_refused_with_both_values_and_the_command(
+    client: Any, file: Path
+) -> None:
+    adopt_topic_settings(client, settings_of(file, sink="stream"), complete=True)
+    with pytest.raises(ConfigError) as refused:
+        adopt_topic_settings(client, settings_of(file, sink="screen"), complete=True)
+    assert str(refused.value) == (
+        "The namespace duetime has other settings of topics than this job was given: sink is stream there, not screen "
+        "(./spark-submit.sh jobs/topics.py set sink=screen changes it)."
+    )
+    text = NOTHING_SAID + "[topics]\nretain_sec = 60\ntrim_unread = true\n[topic.mail]\nmax_rate = 5\n"
+    with pytest.raises(ConfigError, match=r"retain_sec is 604800 there, not 60 .* set trim_unread=true changes it"):
+        adopt_topic_settings(client, settings_of(file, text))
+    change_topic_settings(client, settings_of(file).redis, "mail", {"max_rate": 9})
+    text = NOTHING_SAID + "[topic.mail]\nmax_rate = 5\n"
+    with pytest.raises(ConfigError, match=r"max_rate of the topic mail is 9 there, not 5 .* set mail max_rate=5"):
+        adopt_topic_settings(client, settings_of(file, text))
+
+
+def test_the_committed_configuration_gives_nothing(client: Any) -> None:
+    given = load_settings({}, {}, None)
+    assert given.given == {}
+    environ = {"DUETIME_TOPICS_SINK": "screen", "DUETIME_DRAIN_FORMAT": "json"}
+    assert load_settings({}, environ, None).given == {"*": {"sink": "screen"}}
+
+
+def test_a_consumer_that_is_first_says_only_what_it_was_given(client: Any, file: Path) -> None:
+    text = NOTHING_SAID + "[topics]\nattempts_max = 3\n"
+    assert adopt_topic_settings(client, settings_of(file, text)).of_topic("mail").attempts_max == 3
+    assert read_topic_settings(client, settings_of(file).redis) == {"*": {"attempts_max": 3}}
+    loop = adopt_topic_settings(client, settings_of(file, sink="stream"), complete=True)
+    assert (loop.of_topic("mail").sink, loop.of_topic("mail").attempts_max) == ("stream", 3)
+
+
+def test_settings_are_changed_and_taken_back_in_all_shards(client: Any, file: Path) -> None:
+    redis_settings = settings_of(file).redis
+    adopt_topic_settings(client, settings_of(file), complete=True)
+    change_topic_settings(client, redis_settings, "mail", {"sink": "stream", "max_rate": 5})
+    change_topic_settings(client, redis_settings, ALL_TOPICS, {"max_rate": 7})
+    settings = adopt_topic_settings(client, settings_of(file))
+    assert (settings.of_topic("mail").max_rate, settings.of_topic("news").max_rate) == (5, 7)
+    change_topic_settings(client, redis_settings, "mail", {"max_rate": None})
+    assert adopt_topic_settings(client, settings_of(file)).of_topic("mail").max_rate == 7
+    change_topic_settings(client, redis_settings, "mail", {"sink": None})
+    each = [client.hgetall(keys.topic_settings()) for keys in keys_of(redis_settings)]
+    assert each[0] == each[1]
+    assert list(each[0]) == [b"*"]
+
+
+def test_a_running_loop_notices_a_change_at_its_next_claim(server: RealServer, file: Path) -> None:
+    client = connect(settings_of(file).redis.__class__(url=server.url))
+    namespace = f"test-{uuid.uuid4().hex}"
+    settings = settings_of(file, f"[redis]\nshards = 2\nnamespace = '{namespace}'\n")
+    settings = adopt_topic_settings(client, settings, complete=True)
+    store = ShardedStore(open_shards(client, settings.redis))
+
+    def send(number: int) -> None:
+        for keys in keys_of(settings.redis):
+            member = Message(0, "m", "mail").to_member(f"Psent{keys.shard}00000000{number:08x}")
+            client.zadd(keys.bucket(0), {member: START_MS % 1_000})
+            client.zadd(keys.buckets(), {"0": 0})
+
+    send(1)
+    claims = [store.claim(f"one:{number}").claim for number in range(2)]
+    assert all(claims)
+    change_topic_settings(client, settings.redis, ALL_TOPICS, {"sink": "stream"})
+    send(2)
+    replies = [store.claim(f"two:{number}") for number in range(2)]
+    assert [(reply.claim, list(reply.moved)) for reply in replies] == [(None, ["mail"])] * 2
+    client.close()

@@ -1,0 +1,132 @@
+"""This program reads what every release with its version of the wire format has written; see ``write``."""
+
+import json
+from collections import Counter
+
+import pytest
+
+from pipeline.config import RedisSettings
+from pipeline.core.messages import Message
+from pipeline.store.connection import connect
+from pipeline.store.dead_letters import DeadLetters
+from pipeline.store.heartbeats import add_up_loops, read_ingests, read_loops
+from pipeline.store.keys import Keys
+from pipeline.store.namespace import open_namespace
+from pipeline.store.redis_store import RedisStore
+from pipeline.store.topics import Topics
+from tests.consume.conftest import GROUP, TOPIC, Stage
+from tests.servers import RealServer
+from tests.wire.namespace import read_namespace, write_namespace
+from tests.wire.write import FILE, FUTURE_MS, PAST_MS, file_of, fill
+
+KEYS = Keys("duetime")
+HEADERS = {"lang": "de"}
+
+
+@pytest.fixture
+def stage(server: RealServer) -> Stage:
+    """A server that holds what is in the file, and nothing else."""
+    client = server.client()
+    write_namespace(client, json.loads(FILE.read_text(encoding="utf-8")))
+    return Stage(client, connect(RedisSettings(url=server.url)), KEYS)
+
+
+def test_the_file_holds_every_kind_of_key_that_there_is_now(server: RealServer) -> None:
+    """If this fails after a release, the new kind goes into a file of its own."""
+    fill(server)
+    now = read_namespace(server.client(), "duetime")
+    written = json.loads(FILE.read_text(encoding="utf-8"))
+    kinds = Counter(key.split(":")[2] for key in written)
+    assert Counter(key.split(":")[2] for key in now) == kinds
+    assert [one["type"] for one in now.values()] == [one["type"] for one in written.values()]
+    no_arguments = {name for name in dir(Keys) if not name.startswith("_")} - {"namespace", "shard", "wake", "target"}
+    assert kinds.keys() == no_arguments
+
+
+def test_what_is_written_is_what_was_read(stage: Stage) -> None:
+    assert read_namespace(stage.client, "duetime") == json.loads(FILE.read_text(encoding="utf-8"))
+
+
+def test_the_namespace_is_one_of_ours_and_everything_in_it_counts(stage: Stage) -> None:
+    assert open_namespace(stage.user, RedisSettings(namespace="duetime"), may_create=False)
+    stats = RedisStore(stage.user, KEYS).stats()
+    assert (stats.scheduled, stats.held, stats.in_flight, stats.dead) == (4, 1, 2, 1)
+    assert stats.counters == {"stored": 7, "rejected": 3, "delivered": 11, "dead": 1}
+
+
+def test_markers_and_idempotency_keys_are_known(stage: Stage) -> None:
+    store = RedisStore(stage.user, KEYS)
+    assert store.markers("files", [letter * 14 for letter in "PDLX"]) == ["all", "all", "5 1", ""]
+    assert sorted(part_id for part_id, _ in store.marked_parts("files")) == ["D" * 14, "L" * 14, "P" * 14]
+    known = store.schedule("files", file_of("X" * 14, identified=((1, PAST_MS, "order-3"), (2, PAST_MS, "order-4"))))
+    assert known is not None
+    assert (known.stored, known.duplicates) == (1, 1)
+
+
+def test_a_claim_in_flight_is_taken_back_and_delivered(stage: Stage) -> None:
+    store = RedisStore(stage.user, KEYS, now_ms=lambda: FUTURE_MS - 1)
+    assert store.reclaim() == 2
+    claim = store.claim("another").claim
+    assert claim is not None
+    assert [Message.from_member(one.member, one.due_ms).body for one in claim.messages] == ["message 2", "message 3"]
+    assert [one.attempt for one in claim.messages] == [3, 2]
+    assert store.ack(claim, 2, ["order-3"])
+
+
+def test_messages_of_every_form_are_delivered_when_they_are_due(stage: Stage) -> None:
+    assert sum(Topics(stage.user, [KEYS]).resume(TOPIC)) == 1
+    store = RedisStore(stage.user, KEYS, now_ms=lambda: FUTURE_MS)
+    store.reclaim()
+    found = []
+    for number in range(9):
+        claim = store.claim(f"{number}").claim
+        found += [Message.from_member(one.member, one.due_ms) for one in claim.messages] if claim else []
+    later = [message for message in found if message.message_id.startswith("L")]
+    assert [(one.body, one.id, one.headers) for one in later] == [
+        ("message 1", f"{'L' * 14}00000001", {}),
+        ("message 2", "order-2", HEADERS),
+    ]
+    retried = stage.client.xrevrange(KEYS.retry(TOPIC, GROUP), count=1)[0][1]
+    assert (retried[b"message"], retried[b"attempt"]) == (b"retried later", b"2")
+
+
+def test_groups_go_on_where_they_were(stage: Stage) -> None:
+    billing, ledger = Topics(stage.user, [KEYS]).groups(TOPIC)
+    assert (billing.name, billing.pending, [one.name for one in billing.consumers]) == (GROUP, 2, ["reader"])
+    assert (ledger.name, ledger.pending) == ("ledger", 5)
+    reader = stage.open("reader")  # the same consumer, started again
+    entries = reader.take()
+    assert sorted((one.body, one.attempt) for one in entries if one.body in ("pending", "retried")) == [
+        ("pending", 2),
+        ("retried", 3),
+    ]
+    assert entries[0].headers == HEADERS
+    while more := reader.take():
+        entries += more
+    assert {"not read", "one a second"} <= {one.body for one in entries}
+    assert reader.ack(*entries)
+    assert stage.pending() == 0
+
+
+def test_a_pause_holds_and_ends(stage: Stage) -> None:
+    topics = Topics(stage.user, [KEYS])
+    assert topics.names() == [TOPIC]
+    info = topics.look(TOPIC)
+    assert (info.held, info.dead, info.paused_ms) == (1, 1, PAST_MS)
+    assert sum(topics.resume(TOPIC)) == 1
+    assert topics.look(TOPIC).held == 0
+    assert stage.move() == 1
+
+
+def test_a_dead_letter_is_read_and_scheduled_again(stage: Stage) -> None:
+    letters = DeadLetters(stage.user, [KEYS])
+    [letter] = letters.of_topic(TOPIC)
+    assert (letter.body, letter.reason, letter.detail, letter.group) == ("dead", "failed", "ValueError: no", GROUP)
+    assert (letter.headers, letter.due_ms, letter.died_ms, letter.attempt) == (HEADERS, PAST_MS, PAST_MS, 1)
+    assert letters.redrive(letter, FUTURE_MS)
+
+
+def test_what_the_jobs_said_of_themselves_is_read(stage: Stage) -> None:
+    assert [one.source_id for one in read_ingests(stage.user, KEYS)] == ["source"]
+    loops = add_up_loops(one.stats for one in read_loops(stage.user, KEYS))
+    assert (loops.delivered, loops.claimed) == (2, 2)

@@ -1,0 +1,120 @@
+"""Write ``version-1.json``: a namespace with every kind of key, as this version leaves it.
+
+    .venv/bin/python -m tests.wire.write
+
+Until version 1 is released the file may be written anew. After that it is frozen: every later program must read it, and a new
+version of the wire format gets a file of its own.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from pipeline.config import ROOT, RedisSettings, TopicSettings
+from pipeline.core.messages import Message
+from pipeline.store.base import Transaction
+from pipeline.store.connection import connect
+from pipeline.store.heartbeats import write_ingest
+from pipeline.store.keys import Keys
+from pipeline.store.namespace import FORMAT_VERSION, open_namespace
+from pipeline.store.redis_store import RedisStore
+from pipeline.store.topics import Topics
+from tests.consume.conftest import TOPIC, Stage
+from tests.ingest.test_progress import progress
+from tests.servers import RealServer, real_server
+from tests.store.builders import set_topic, transaction
+from tests.wire.namespace import read_namespace
+
+FILE = Path(__file__).with_name(f"version-{FORMAT_VERSION}.json")
+PAST_MS, FUTURE_MS = 1_000, 4_102_444_800_000  # the year 2100
+
+
+def fill(server: RealServer) -> Keys:
+    """Bring an empty server into a state that has all there can be, and return the keys of its namespace."""
+    client, user, keys = server.client(), connect(RedisSettings(url=server.url)), Keys("duetime")
+    settings = RedisSettings(url=server.url)
+    assert open_namespace(user, settings, may_create=True)
+    run_a_loop(server)
+    write_ingest(user, keys, progress("source", PAST_MS))
+    stage = Stage(client, user, keys)
+    fill_streams(stage)
+    fill_topics(stage)
+    set_topic(client, keys, "default", TopicSettings(sink="screen"))
+    fill_buckets(RedisStore(user, keys))
+    return keys
+
+
+def run_a_loop(server: RealServer) -> None:
+    """Let a real drain loop leave its heartbeat and its counters."""
+    store = RedisStore(connect(RedisSettings(url=server.url)), Keys("duetime"))
+    assert store.schedule("files", file_of("P" * 14, (1, PAST_MS), identified=((2, PAST_MS, "order-1"),), rejected=3))
+    command = [sys.executable, "-P", str(ROOT / "jobs" / "drain.py"), "--redis", server.url, "--until-empty"]
+    environ = {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT)}
+    subprocess.run(command, env=environ, check=True, stdout=subprocess.DEVNULL, timeout=60)
+
+
+def fill_streams(stage: Stage) -> None:
+    """Leave in a group an entry that nobody has read, pending ones, one to be retried and a dead letter; and an ordered group."""
+    reader = stage.open("reader")
+    stage.send("acknowledged", "pending", "retried", "retried later", "dead", headers={"lang": "de"})
+    done, _, retried, later, dead = reader.take()
+    assert reader.ack(done)
+    reader.nack(retried)
+    stage.move_when_due()
+    [_] = reader.take()
+    assert reader.store.schedule_retry(later, FUTURE_MS, 2)
+    assert reader.store.dead_letter(dead, "failed", "ValueError: no", PAST_MS)
+    stage.open("first", group="ledger", ordered=True).take()
+    stage.send("not read")
+
+
+def fill_topics(stage: Stage) -> None:
+    """Use up a rate limit, and pause the topic before another message comes due."""
+    stage.settings = replace(stage.settings, max_rate=1)
+    stage.send("one a second")
+    Topics(stage.user, [stage.keys]).pause(TOPIC, PAST_MS)
+    stage.send("held")
+
+
+def fill_buckets(store: RedisStore) -> None:
+    """Leave a claim in flight, one message of which was tried before, and messages that are due later."""
+    due = file_of("D" * 14, (1, PAST_MS), (2, PAST_MS), identified=((3, PAST_MS, "order-3"),))
+    assert store.schedule("files", due)
+    first = store.claim("given back").claim
+    assert first is not None
+    store.release(first, 2)
+    claim = store.claim("in flight").claim
+    assert claim is not None
+    assert store.ack(claim, 1, [])
+    later = file_of("L" * 14, (1, FUTURE_MS), identified=((2, FUTURE_MS, "order-2"),), after="5 1")
+    assert store.schedule("files", later)
+
+
+def writing(token: str) -> Callable[[int, str], bytes]:
+    def write(line: int, idempotency_key: str) -> bytes:
+        headers = {"lang": "de"} if idempotency_key else {}
+        return Message(0, f"message {line}", id=idempotency_key, headers=headers).to_member(f"{token}{line:08x}")
+
+    return write
+
+
+def file_of(token: str, *rows: tuple[int, int], **options: Any) -> Transaction:
+    return transaction(*rows, token=token, member_of=writing(token), **options)
+
+
+def main() -> None:
+    """Write the file."""
+    with real_server() as server:
+        keys = fill(server)
+        found = read_namespace(server.client(), keys.namespace)
+    FILE.write_text(json.dumps(found, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
+    print(f"{FILE}: {len(found)} keys")
+
+
+if __name__ == "__main__":
+    main()
