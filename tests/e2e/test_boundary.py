@@ -59,20 +59,23 @@ def test_a_thousand_messages_in_a_minute_come_once_each_in_order_none_early() ->
             reading = threading.Thread(target=lambda: received.extend(stream))
             reading.start()
             wake_listener = WakeListener(client, [keys])
-            DrainLoop(
-                store=store,
-                sink=ScreenSink("json", clock, writer),
-                clock=clock,
-                waiter=wake_listener,
-                loop_id=uuid.uuid4().hex,
-                wait_ms_max=settings.wait_ms_max,
-                until="empty",
-                stopping=lambda: False,
-                random=lambda: 0.0,
-            ).run()
-            wake_listener.close()
-            os.close(writer)
-            reading.join()
+            try:
+                DrainLoop(
+                    store=store,
+                    sink=ScreenSink("json", clock, writer),
+                    clock=clock,
+                    waiter=wake_listener,
+                    loop_id=uuid.uuid4().hex,
+                    wait_ms_max=settings.wait_ms_max,
+                    until="empty",
+                    stopping=lambda: False,
+                    random=lambda: 0.0,
+                    request_reclaim=lambda: None,
+                ).run()
+            finally:
+                wake_listener.close()
+                os.close(writer)
+                reading.join()
         client.close()
     records = [json.loads(line) for line in received]
     assert [int(r["message"]) for r in records] == list(range(MESSAGES))
