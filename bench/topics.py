@@ -16,7 +16,7 @@ from pipeline.core.ids import encode_token, message_id
 from pipeline.core.messages import Message
 
 TOPICS, QUICK_TOPICS = (10, 300, 1_000, 10_000), (10, 300)
-MESSAGES, QUICK_MESSAGES = 60_000, 1_000
+MESSAGES, QUICK_MESSAGES = 300_000, 1_000
 LOOK_SEC = 0.005
 
 

@@ -47,21 +47,20 @@ class Totals(LoopStats):
             stats.delivered += count
             self._count_lateness(stats, due_ms, id_head, delivered_ms, count)
 
-    def count_moved(self, moved: Mapping[str, Sequence[Moved]], at_ms: int) -> int:
-        """Count what went into streams at ``at_ms`` on the server's clock, by topic or ``<topic>:<group>``; return how much.
+    def count_moved(self, moved: Mapping[Moved, int], at_ms: int) -> int:
+        """Count what went into streams at ``at_ms`` on the server's clock; return how much.
 
         A retry for a group was late once: only its first delivery counts for the lateness of its topic.
         """
-        for name, each in moved.items():
-            self.claimed += len(each)
-            self.delivered += len(each)
-            topic, _, group = name.partition(":")
+        total = sum(moved.values())
+        self.claimed += total
+        self.delivered += total
+        for (due_ms, topic, group, id_head), count in moved.items():
             stats = self.of_topic(topic)
-            stats.delivered += len(each)
+            stats.delivered += count
             if not group:
-                for (due_ms, id_head), messages in Counter(each).items():
-                    self._count_lateness(stats, due_ms, id_head, at_ms, messages)
-        return sum(map(len, moved.values()))
+                self._count_lateness(stats, due_ms, id_head, at_ms, count)
+        return total
 
     def _count_lateness(self, stats: TopicStats, due_ms: int, id_head: str, at_ms: int, messages: int) -> None:
         """Count from the due time, or from the arrival if that was later: what was late on arrival is nobody's delay here."""

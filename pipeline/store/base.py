@@ -82,9 +82,14 @@ class Claim:
 
 
 class Moved(NamedTuple):
-    """A message that went into a stream: when it was due (epoch ms UTC), and the beginning of its id, see ``ids.arrival_ms``."""
+    """A message that went into a stream: when it was due (epoch ms UTC), and the beginning of its id, see ``ids.arrival_ms``.
+
+    ``group`` is "", but for what comes again for one group.
+    """
 
     due_ms: int
+    topic: str
+    group: str
     id_head: str
 
 
@@ -94,14 +99,14 @@ class ClaimReply:
 
     ``next_due_ms`` is None if nothing is scheduled (with a claim: unknown, ask again). ``first_lease_ms`` is when the first
     lease of all loops ends, None if nothing is in flight. ``now_ms`` is the server's clock. ``moved`` is what
-    went into streams, by topic, or ``<topic>:<group>`` for what comes again for one group.
+    went into streams, and how many of each.
     """
 
     now_ms: int
     claim: Claim | None
     next_due_ms: int | None
     first_lease_ms: int | None
-    moved: Mapping[str, Sequence[Moved]] = field(default_factory=dict)
+    moved: Mapping[Moved, int] = field(default_factory=dict)
 
 
 class SchedulingStore(Protocol):

@@ -1,4 +1,4 @@
-"""Every key, one function each: the only file with key text.
+"""Every key, one function each: the only file with key text, but for the targets of ``claim.lua``.
 
 All keys of a shard carry the hash tag ``{namespace:shard}``, so that they live in one slot of a Redis Cluster and one script may
 touch them together. ``docs/wire-format.md`` describes what each holds.
@@ -92,13 +92,6 @@ class Keys:
     def held(self, topic: str) -> str:
         """ZSET: member -> due_ms, of messages that came due while their topic was paused."""
         return self._key(f"held:{topic}")
-
-    def target(self, kind: str, name: str) -> str:
-        """The key of a target of ``claim.lua``."""
-        kinds = {"stream": self.stream, "dead": self.dead, "held": self.held}
-        if kind == "retry":
-            return self.retry(*name.split(":"))
-        return kinds[kind](name) if kind in kinds else self.bucket(int(name))
 
     def pauses(self) -> str:
         """HASH: topic -> epoch ms since when it is paused."""

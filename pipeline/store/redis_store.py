@@ -1,5 +1,6 @@
 """The store on a Redis server: Python values in and out, the scripts' status words turned into results or errors."""
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -60,7 +61,7 @@ class RedisStore:
         self._now_ms = now_ms
         self._oldest_bucket_ms = 0
         self._shards = shards
-        self._targets = Targets(keys)
+        self._targets = Targets()
 
     def markers(self, source_id: str, part_ids: Sequence[str]) -> list[str]:
         """Return how far each file is stored, ``NO_MARKER`` where nothing is."""
@@ -122,10 +123,10 @@ class RedisStore:
         """
         for _ in range(CLAIM_TRIES):
             token = f"{self._oldest_bucket_ms}:{name}"
-            status, now_ms, first_lease_ms, detail, rows, attempts, times, wanted = self._claim(token)
+            status, now_ms, first_lease_ms, detail, rows, attempts, texts, wanted = self._claim(token)
             self._targets.want(wanted)
             now, first_lease = int(now_ms), int(first_lease_ms) if first_lease_ms else None
-            moved = {times[i].decode(): list(map(_moved, times[i + 1])) for i in range(0, len(times), 2)}
+            moved = {_moved(text): count for text, count in Counter(texts).items()}
             if status == b"OK":
                 messages = _claimed_messages(rows, attempts)
                 claim = Claim(self._keys.shard, token, self._oldest_bucket_ms, int(detail), messages)
@@ -168,7 +169,7 @@ class RedisStore:
             self._shards,
             int(self._targets.are_many),
         ]
-        return self._evaluate("claim", names + self._targets.keys(), arguments + self._targets.arguments())
+        return self._evaluate("claim", [*names, *self._targets.keys], arguments)
 
     def ack(self, claim: Claim, delivered: int, idempotency_keys: Sequence[str]) -> bool:
         """Forget the first ``delivered`` messages of ``claim``. Atomic; saying it twice counts once.
@@ -260,7 +261,7 @@ class RedisStore:
         )
         return int(given_back) if _holds("release", status) else 0
 
-    def _evaluate(self, name: str, keys: Sequence[str], arguments: Sequence[Any]) -> Any:
+    def _evaluate(self, name: str, keys: Sequence[str | bytes], arguments: Sequence[Any]) -> Any:
         return run_script(self._client, self._scripts, name, keys, arguments)
 
     def _read(self, call: Callable[[], T]) -> T:
@@ -280,9 +281,9 @@ def _claimed_messages(rows: Sequence[bytes], attempts: Sequence[bytes]) -> list[
     return [ClaimedMessage(int(rows[i + 1]), int(attempts[i // 2]) + 1, rows[i]) for i in range(0, len(rows), 2)]
 
 
-def _moved(times: bytes) -> Moved:
-    due_ms, _, id_head = times.partition(b":")
-    return Moved(int(due_ms), id_head.decode("ascii", "replace"))
+def _moved(text: bytes) -> Moved:
+    due_ms, topic, group, id_head = text.decode("utf-8", "replace").split(":", 3)
+    return Moved(int(due_ms), topic, group, id_head)
 
 
 def _holds(script: str, status: bytes) -> bool:

@@ -61,16 +61,16 @@ class Scripts:
         for source in self._sources.values():
             client.execute_command("SCRIPT LOAD", source)
 
-    def command(self, name: str, keys: Sequence[str], arguments: Sequence[Any]) -> tuple[Any, ...]:
+    def command(self, name: str, keys: Sequence[str | bytes], arguments: Sequence[Any]) -> tuple[Any, ...]:
         """Return the command that runs a script, to be sent alone or in a pipeline."""
         return ("EVALSHA", self._digests[name], len(keys), *keys, *arguments)
 
-    def command_with_text(self, name: str, keys: Sequence[str], arguments: Sequence[Any]) -> tuple[Any, ...]:
+    def command_with_text(self, name: str, keys: Sequence[str | bytes], arguments: Sequence[Any]) -> tuple[Any, ...]:
         """Return a command that works whether or not the server knows the script."""
         return ("EVAL", self._sources[name], len(keys), *keys, *arguments)
 
 
-def run_script(client: Any, scripts: Scripts, name: str, keys: Sequence[str], arguments: Sequence[Any]) -> Any:
+def run_script(client: Any, scripts: Scripts, name: str, keys: Sequence[str | bytes], arguments: Sequence[Any]) -> Any:
     """Run a script; a server that does not know it, or no longer, is given all of them.
 
     Raises:

@@ -164,7 +164,7 @@ PLANTED = [
     Planted(
         "a claim is a millisecond early", "claim", "bucket, '-inf', text(now_ms),", "bucket, '-inf', text(now_ms + 1),"
     ),
-    Planted("a claim begins at the newest", "claim", "'BYSCORE',\n", "'BYSCORE', 'REV',\n"),
+    Planted("a claim begins at the newest", "claim", "'BYSCORE', 'LIMIT', first,", "'BYSCORE', 'REV', 'LIMIT', first,"),
     Planted("the limit is not kept", "claim", "math.min(PAGE, limit)", "PAGE"),
     Planted("asking again claims again", "claim", "if held_until then", "if false then"),
     Planted(
@@ -307,10 +307,10 @@ PLANTED_IN_STREAMS = [
     ),
     Planted("topics are not indexed", "claim", "redis.call('SADD', topics,", "tostring(PAGE,"),
     Planted(
-        "a target that is not named is taken for the screen",
+        "a target that is not given is taken for the screen",
         "claim",
         "if not step or not step.kind then",
-        "if not step or not step.key then",
+        "if not step or not is_given[step.key] then",
     ),
     Planted(
         "what has no target is passed over", "claim", "      is_cut = true\n      break\n", "      is_cut = true\n"

@@ -7,7 +7,7 @@ modelled as a whole, since the store and its script keep its promise together: a
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -43,8 +43,8 @@ class PlainScripts:
     def load(self, client: Any) -> None:
         client.execute_command("SCRIPT LOAD")
 
-    def command(self, name: str, keys: Sequence[str], arguments: Sequence[Any]) -> tuple[Any, ...]:
-        return ("EVALSHA", name, *arguments)
+    def command(self, name: str, keys: Sequence[str | bytes], arguments: Sequence[Any]) -> tuple[Any, ...]:
+        return ("EVALSHA", name, keys, *arguments)
 
 
 @dataclass
@@ -61,10 +61,11 @@ class ReferenceServer:
     topics: Topics = field(default_factory=Topics)
     rings: list[int] = field(default_factory=list)  # the due_ms of new messages that were before everything else
 
-    def execute_command(self, word: str, name: str, *arguments: Any) -> Any:
+    def execute_command(self, word: str, name: str, keys: Sequence[Any], *arguments: Any) -> Any:
         """Run a script."""
-        verbs = {"claim": self._claim, "ack": self._ack, "release": self._release}
-        return verbs[name](*arguments)
+        if name == "claim":
+            return self._claim(keys, *arguments)
+        return {"ack": self._ack, "release": self._release}[name](*arguments)
 
     def zrange(self, key: str, first: str, last_ms: int, byscore: bool, offset: int, num: int) -> list[bytes]:
         """Find expired claims, the only range that the store reads itself."""
@@ -109,6 +110,7 @@ class ReferenceServer:
 
     def _claim(
         self,
+        keys: Sequence[Any],
         bucket: int,
         token: str,
         limit: int,
@@ -116,7 +118,8 @@ class ReferenceServer:
         lease_ms: int,
         memory_ms: int,
         now: int | str,
-        *names: Any,
+        shards: int,
+        look_ahead: int,
     ) -> list[Any]:
         now_ms = self._now(now)
         lease = self.claims.get(token)
@@ -127,7 +130,7 @@ class ReferenceServer:
             return self._reply(b"EMPTY", now_ms, "")
         if oldest != bucket:
             return self._reply(b"BUCKET", now_ms, oldest)
-        naming = Naming(names)
+        naming = Naming(keys, shards, look_ahead)
         due = sorted((due_ms, waiting) for waiting, due_ms in self.buckets[bucket].items() if due_ms <= now_ms)
         plan = self.topics.plan(_page(due, limit, bytes_max), naming, now_ms)
         if plan.is_cut or (naming.look_ahead and not self.topics.is_plain()):
@@ -135,12 +138,12 @@ class ReferenceServer:
         if not due:
             return self._wait(bucket, naming, now_ms)
         if not plan.steps:
-            return self._reply(b"TARGET", now_ms, "", wanted=plan.wanted)
+            return self._reply(b"TARGET", now_ms, "", wanted=naming.keys(plan.wanted))
         rows = self._carry_out(plan, bucket, now_ms, memory_ms)
         if not rows:
-            return self._reply(b"MOVED", now_ms, "", moved=plan.moved(), wanted=plan.wanted)
+            return self._reply(b"MOVED", now_ms, "", moved=plan.moved(), wanted=naming.keys(plan.wanted))
         lease = self.claims[token] = Lease(now_ms + lease_ms, rows)
-        return self._reply(b"OK", now_ms, lease.until_ms, lease.rows, plan.moved(), plan.wanted)
+        return self._reply(b"OK", now_ms, lease.until_ms, lease.rows, plan.moved(), naming.keys(plan.wanted))
 
     def _wait(self, bucket: int, naming: Naming, now_ms: int) -> list[Any]:
         """Nothing is due: what is not of this bucket goes to its own."""
@@ -150,14 +153,14 @@ class ReferenceServer:
         page = [(due_ms - due_ms % BUCKET_MS, due_ms, stored) for due_ms, stored in waiting[:PAGE]]
         wanted = dict.fromkeys((LATER, str(start)) for start, _, _ in page)
         if wanted.keys() - naming.targets:
-            return self._reply(b"TARGET", now_ms, "", wanted=wanted)
+            return self._reply(b"TARGET", now_ms, "", wanted=naming.keys(wanted))
         for start, due_ms, stored in page:
             self.buckets.setdefault(start, {})[stored] = due_ms
             del self.buckets[bucket][stored]
         self.counters["misfiled"] += len(page)
         if not self.buckets[bucket]:
             del self.buckets[bucket]
-        return self._reply(b"BUCKET", now_ms, min(self.buckets), wanted=wanted)
+        return self._reply(b"BUCKET", now_ms, min(self.buckets), wanted=naming.keys(wanted))
 
     def _carry_out(self, plan: Plan, bucket: int, now_ms: int, memory_ms: int) -> list[tuple[bytes, int]]:
         """Let each message go where it is to go; returns those for the screen."""
@@ -242,13 +245,12 @@ class ReferenceServer:
         detail: int | str,
         rows: Sequence[tuple[bytes, int]] = (),
         moved: Sequence[Any] = (),
-        wanted: Iterable[tuple[str, str]] = (),
+        wanted: Sequence[bytes] = (),
     ) -> list[Any]:
         first_lease = min((lease.until_ms for lease in self.claims.values()), default="")
         attempts = [self.attempts.get(_message_id(taken), 0) for taken, _ in rows]
         flat = [value for row in rows for value in row]
-        names = [text.encode() for target in wanted for text in target]
-        return [status, now_ms, first_lease, str(detail).encode(), flat, attempts, moved, names]
+        return [status, now_ms, first_lease, str(detail).encode(), flat, attempts, moved, wanted]
 
     def _now(self, argument: int | str) -> int:
         return self.clock() if argument == "" else int(argument)

@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,6 +11,7 @@ from pipeline.core.messages import Message
 
 MESSAGE_ID_LENGTH = 22
 BURST_MS = 100
+FIRST_TARGET = 11  # of the keys of a claim
 SCREEN, STREAM, RETRY, HELD, DEAD, LATER = "screen", "stream", "retry", "held", "dead", "bucket"
 IN_STREAMS = (STREAM, RETRY)
 
@@ -18,11 +19,17 @@ Entry = tuple[str, str, str, int, int, str]  # id, message, topic, due_ms, attem
 
 
 class Naming:
-    """What a call says beside its limits: how many shards there are, whether to look ahead, and the targets that it names."""
+    """What a call says beside its limits: how many shards there are, whether to look ahead, and the targets that it gives."""
 
-    def __init__(self, arguments: Sequence[Any]) -> None:
-        self.shards, self.look_ahead, *names = arguments
-        self.targets = set(zip(names[::2], names[1::2], strict=True))
+    def __init__(self, keys: Sequence[Any], shards: int, look_ahead: int) -> None:
+        self._shard = keys[0].removesuffix("buckets")
+        self.shards, self.look_ahead = shards, look_ahead
+        given = [key.decode().removeprefix(self._shard) for key in keys[FIRST_TARGET:]]
+        self.targets = {(key.partition(":")[0], key.partition(":")[2]) for key in given}
+
+    def keys(self, targets: Iterable[tuple[str, str]]) -> list[bytes]:
+        """Return the keys of targets."""
+        return [f"{self._shard}{place}:{name}".encode() for place, name in targets]
 
 
 @dataclass
@@ -56,12 +63,9 @@ class Plan:
     wanted: dict[tuple[str, str], None] = field(default_factory=dict)
     rate_limits: dict[str, float] = field(default_factory=dict)
 
-    def moved(self) -> list[Any]:
-        moved: dict[str, list[bytes]] = {}
-        for step in self.steps:
-            if step.place in IN_STREAMS:
-                moved.setdefault(step.name, []).append(b"%d:%s" % (step.due_ms, step.member[:7]))
-        return [value for name, each in moved.items() for value in (name.encode(), each)]
+    def moved(self) -> list[bytes]:
+        moved = [step for step in self.steps if step.place in IN_STREAMS]
+        return [f"{step.due_ms}:{step.topic}:{step.group}:".encode() + step.member[:7] for step in moved]
 
 
 @dataclass

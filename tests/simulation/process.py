@@ -90,9 +90,9 @@ class Process:
     def execute_command(self, *words: Any) -> Any:
         reply = self._round_trip(lambda timely: self.world.execute(self, words, timely))
         if words[1:2] == ("claim",):
-            self._heard_moved += sum(map(len, reply[6][1::2]))
+            self._heard_moved += len(reply[6])
         if words[1:2] == ("claim",) and reply[0] == b"OK":
-            self._token = words[3]
+            self._token = words[4]
         return reply
 
     def zrange(self, *arguments: Any, **options: Any) -> Any:

@@ -128,7 +128,7 @@ class World:
             return None
         if not self._knows_scripts:
             raise redis.exceptions.NoScriptError("NOSCRIPT")
-        _, name, token, *rest = words
+        _, name, _, token, *rest = words
         before = self.server.claims.get(rest[0] if name == "claim" else token)
         rows = list(before.rows) if before else []
         held = self.held_by(process)

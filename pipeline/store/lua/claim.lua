@@ -3,12 +3,12 @@
 -- others into the stream of their topic, where their schedule ends in the same moment. Asking again with the same token gives the same
 -- messages for the screen, so a lost reply costs nothing; what went into streams is not reported again. allow-oom: a server that is full must still be able to get rid of messages.
 --
--- Nobody knows which topics come next, and a script may touch only keys that it is given. The caller therefore names the targets that
--- it expects: keys by their kind and name. The first message whose target is not among them ends the claim, and the reply says which
--- targets the messages from there on need.
+-- Nobody knows which topics come next, and a script may touch only keys that it is given. The caller therefore gives the targets that
+-- it expects: the keys that messages move to. The first message whose target is not among them ends the claim, and the reply says
+-- which targets the messages from there on need.
 --
--- A target is one of
---   stream <topic>, retry <topic>:<group>, dead <topic>, held <topic>, bucket <bucket_start_ms>
+-- A target is, behind what all keys of the shard begin with, one of
+--   stream:<topic>, retry:<topic>:<group>, dead:<topic>, held:<topic>, bucket:<bucket_start_ms>
 --
 -- KEYS[1] buckets   ZSET    bucket_start_ms of every bucket that is not empty
 -- KEYS[2] bucket    ZSET    member -> due_ms; the bucket that the caller takes for the oldest
@@ -21,7 +21,7 @@
 -- KEYS[9] rate_limits  HASH  topic -> epoch ms at which its next message may go
 -- KEYS[10] topics   SET     topics that have a stream, dead letters or held messages
 -- KEYS[11] topic_settings  HASH  topic, or * for all topics -> settings as a JSON object
--- KEYS[12..] target         STREAM or ZSET, one for each that is named
+-- KEYS[12..] target         STREAM or ZSET
 -- ARGV[1] bucket_start_ms  int     of KEYS[2]
 -- ARGV[2] lease_token      string
 -- ARGV[3] claim_limit      int     messages, at most
@@ -31,16 +31,15 @@
 -- ARGV[7] now_ms           int     "" means the server's clock; tests pass their own
 -- ARGV[8] shards           int     how many share the max_rate of a topic
 -- ARGV[9] look_ahead       int     1: say which targets the messages behind this claim need, too
--- then for each target: kind, name
 -- Returns {status, now_ms, first lease_until_ms of all claims or "", detail, rows, attempts, moved, wanted}
 --   OK      rows are member, due_ms, …; attempts are one number a message, or empty if all are 0; detail is lease_until_ms
 --   MOVED   nothing for the screen, but something was due: ask again
---   TARGET  nothing was done: ask again and name what is wanted
+--   TARGET  nothing was done: ask again and give what is wanted
 --   WAIT    nothing is due; detail is the next due_ms
 --   BUCKET  another bucket is the oldest; detail is its bucket_start_ms: ask again for that one
 --   EMPTY   nothing is scheduled; detail is ""
--- moved is name, {"due_ms:when it came in, as its id says", …}, … of what went into streams; wanted is kind, name, … of targets that
--- the next messages need
+-- moved is due_ms:topic:group:when it came in, as its id says, for each message that went into a stream; group is "" but for retries.
+-- wanted are the targets that the next messages need
 --
 -- include common
 local buckets, bucket, claims, claim, attempts, pauses = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
@@ -48,7 +47,7 @@ local ids, counters, rate_limits, topics, topic_settings = KEYS[7], KEYS[8], KEY
 local bucket_start_ms, lease_token = ARGV[1], ARGV[2]
 local claim_limit, claim_bytes_max, lease_ms = tonumber(ARGV[3]), tonumber(ARGV[4]), tonumber(ARGV[5])
 local id_retention_ms, now_ms, shards, look_ahead = tonumber(ARGV[6]), clock_ms(ARGV[7]), tonumber(ARGV[8]), ARGV[9] == '1'
-local FIRST_TARGET, FIRST_NAME = 12, 10
+local FIRST_TARGET = 12
 local PAGE = 100 -- messages a step, so that claim_bytes_max is passed by one page at most
 local REPAIRS_MAX = 100 -- entries of the index a call
 local FORGET_LIMIT = 1000
@@ -63,7 +62,7 @@ local function tries_before(member)
 end
 
 local is_tried = redis.call('EXISTS', attempts) == 1
-local wanted, is_wanted = {}, {stream = {}, retry = {}, dead = {}, held = {}, bucket = {}}
+local wanted, is_wanted = {}, {}
 
 local function reply(status, detail, rows, moved)
   local first_lease = redis.call('ZRANGE', claims, 0, 0, 'WITHSCORES')[2]
@@ -121,36 +120,36 @@ if oldest ~= bucket_start_ms then
   return reply('BUCKET', oldest)
 end
 
-local targets = {stream = {}, retry = {}, dead = {}, held = {}, bucket = {}} -- kind -> name -> key
+local is_given = {}
 for index = FIRST_TARGET, #KEYS do
-  local at = FIRST_NAME + 2 * (index - FIRST_TARGET)
-  targets[ARGV[at]][ARGV[at + 1]] = KEYS[index]
+  is_given[KEYS[index]] = true
 end
+
+local shard = string.sub(buckets, 1, -#'buckets' - 1) -- what all keys of the shard begin with
 
 local function target(kind, name)
-  return targets[kind][name]
+  return shard .. kind .. ':' .. name
 end
 
-local function want(kind, name)
-  if not is_wanted[kind][name] then
-    is_wanted[kind][name] = true
-    wanted[#wanted + 1], wanted[#wanted + 2] = kind, name
+local function want(key)
+  if not is_wanted[key] then
+    is_wanted[key] = true
+    wanted[#wanted + 1] = key
   end
 end
 
 -- include member
 -- include route
 
-local function due_page(first, limit)
-  return redis.call('ZRANGE', bucket, '-inf', text(now_ms), 'BYSCORE',
-    'LIMIT', first, math.min(PAGE, limit), 'WITHSCORES')
+local function due_page(first, limit, ...)
+  return redis.call('ZRANGE', bucket, '-inf', text(now_ms), 'BYSCORE', 'LIMIT', first, math.min(PAGE, limit), ...)
 end
 
 local rows, row_count, plan = {}, 0, {} -- for the screen, and for elsewhere, in order
 local count, bytes, next_ms, is_cut = 0, 0, {}, false
 local byte, RESCHEDULED = string.byte, string.byte('r')
 while count < claim_limit and bytes < claim_bytes_max and not is_cut do
-  local page = due_page(count, claim_limit - count)
+  local page = due_page(count, claim_limit - count, 'WITHSCORES')
   if #page == 0 then
     break
   end
@@ -162,7 +161,7 @@ while count < claim_limit and bytes < claim_bytes_max and not is_cut do
     if not step or not step.kind then
       rows[2 * row_count + 1], rows[2 * row_count + 2] = member, due_ms
       row_count = row_count + 1
-    elseif step.key then
+    elseif is_given[step.key] then
       plan[#plan + 1] = step
     else
       is_cut = true
@@ -184,18 +183,17 @@ if is_cut or (look_ahead and not is_plain) then
     if #page == 0 then
       break
     end
-    for index = 1, #page, 2 do
-      local member = page[index]
+    for _, member in ipairs(page) do
       local topic = string.match(member, '^j.*"topic":"([%w._-]+)"', FORM_AT) -- as a guess, to decode it only once
       if topic and goes_to_stream(topic) then
-        want('stream', topic)
+        want(target('stream', topic))
       else
-        local step = route(member, due_text(page[index + 1]), ahead_ms)
+        local step = route(member, due_text(redis.call('ZSCORE', bucket, member)), ahead_ms)
         if step.kind then
-          want(step.kind, step.name)
+          want(step.key)
         end
       end
-      ahead, ahead_bytes = ahead + 1, ahead_bytes + #page[index]
+      ahead, ahead_bytes = ahead + 1, ahead_bytes + #member
     end
   end
 end
@@ -204,15 +202,15 @@ end
 local function refile()
   local found = redis.call('ZRANGE', bucket, 0, PAGE - 1, 'WITHSCORES')
   for index = 1, #found, 2 do
-    want('bucket', bucket_start(tonumber(found[index + 1])))
+    want(target('bucket', bucket_start(tonumber(found[index + 1]))))
   end
-  for index = 2, #wanted, 2 do
-    if not target('bucket', wanted[index]) then
+  for _, key in ipairs(wanted) do
+    if not is_given[key] then
       return reply('TARGET', '')
     end
   end
-  for index = 2, #wanted, 2 do
-    redis.call('ZCARD', target('bucket', wanted[index])) -- a key of another type ends the script before anything is written
+  for _, key in ipairs(wanted) do
+    redis.call('ZCARD', key) -- a key of another type ends the script before anything is written
   end
   for index = 1, #found, 2 do
     local start = bucket_start(tonumber(found[index + 1]))

@@ -1,18 +1,9 @@
-local moved, times_of, has_ids = {}, {}, false -- moved as in the reply
+local moved, has_ids = {}, false -- moved as in the reply
 local ARRIVAL_LENGTH = 7 -- of an id: when its message came in
 local delivered, dead = 0, 0
 
 local function id_of(member, body)
   return body.id or string.sub(member, 1, MESSAGE_ID_LENGTH)
-end
-
-local function count_moved(name, times)
-  delivered = delivered + 1
-  if not times_of[name] then
-    times_of[name] = {}
-    moved[#moved + 1], moved[#moved + 2] = name, times_of[name]
-  end
-  times_of[name][#times_of[name] + 1] = times
 end
 
 -- Return a message that waits for its rate limit, with the time at which it was due first.
@@ -59,7 +50,9 @@ local function move(step)
     if step.kind == 'dead' then
       dead = dead + 1
     else
-      count_moved(step.name, step.due_ms .. ':' .. string.sub(step.member, 1, ARRIVAL_LENGTH))
+      delivered = delivered + 1
+      local group, arrival = step.body.group or '', string.sub(step.member, 1, ARRIVAL_LENGTH)
+      moved[delivered] = step.due_ms .. ':' .. step.body.topic .. ':' .. group .. ':' .. arrival
     end
   end
 end

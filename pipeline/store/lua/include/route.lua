@@ -43,7 +43,7 @@ local function goes_to_stream(topic)
   return settings.streams and not has_pauses and settings.expire_ms == 0 and settings.interval_ms == 0
 end
 
--- Decide where a message goes; nothing is written. A message for the screen has no kind; one whose key is not given has no key.
+-- Decide where a message goes; nothing is written. A message for the screen has no kind and no key.
 -- `next_ms` is when the next message of each topic may go, and is moved on.
 local function route(member, due_ms, next_ms)
   local body = read_member(member)
@@ -54,8 +54,8 @@ local function route(member, due_ms, next_ms)
   local go_ms
   if has_pauses and redis.call('HEXISTS', pauses, topic) == 1 then
     step.kind, step.name = 'held', topic
-  elseif name and not retry then
-    step.kind, step.name = 'retry', name -- whether the group is there can be seen only when its key is named
+  elseif name and not is_given[retry] then
+    step.kind, step.name = 'retry', name -- whether the group is there can be seen only when its key is given
   elseif retry and redis.call('EXISTS', retry) == 0 then
     step.kind, step.name, step.reason = 'dead', topic, 'dropped' -- the group is gone: nobody would ever read it
   elseif settings.expire_ms > 0 and now_ms - tonumber(step.due_ms) > settings.expire_ms then
@@ -73,7 +73,7 @@ local function route(member, due_ms, next_ms)
     step.kind, step.name = 'stream', topic
   end
   step.key = step.kind and target(step.kind, step.name)
-  if go_ms and (step.key or not step.kind) then
+  if go_ms and (is_given[step.key] or not step.kind) then
     next_ms[topic] = go_ms + settings.interval_ms
   end
   return step
