@@ -18,18 +18,19 @@ from bench.common import (
     say,
     spread_of,
 )
-from bench.filling import HIDDEN, KEYS, make_pairs, overdue_pairs, reveal, store_pairs
+from bench.filling import KEYS, make_pairs, overdue_pairs, store_pairs
 from bench.lateness import count_lateness, expand
 from bench.loops import NULL, PIPE, Loop, running, start_ours
 from bench.meter import measure
 from bench.raw import fill_buffers, send_buffers
 from bench.rivals import MOVE_DUE_TO_STREAM, QUEUE, RIVALS, STREAM
 from bench.server import Server, empty_server
-from pipeline.config import RedisSettings
+from pipeline.config import ALL_TOPICS, RedisSettings
 from pipeline.core.clock import SystemClock
 from pipeline.core.messages import DEFAULT_TOPIC
 from pipeline.store.connection import connect
 from pipeline.store.groups import BEGINNING, GroupStore
+from pipeline.store.namespace import change_topic_settings
 
 MESSAGES, QUICK_MESSAGES = 300_000, 5_000
 RATE, SECONDS, QUICK_SECONDS = 1_000, 20, 2
@@ -37,6 +38,9 @@ ROUNDS, QUICK_ROUNDS = 5, 1
 GROUPS, QUICK_GROUPS = (1, 4, 16), (1, 2)
 FANNED_MESSAGES, QUICK_FANNED_MESSAGES = 20_000, 1_000
 PENDING, QUICK_PENDING = 1_000_000, 10_000
+# A stream that is so far over its retention is trimmed all the time: 10,000 entries a second, see drain/housekeeping.py.
+FILLED, RETAINED, FILL_BATCH = 300_000, 100_000, 10_000
+TRIMMING = {"stream that is trimmed": RETAINED, "stream that keeps all": 0, "stream that is empty at first": None}
 TAKEN, TAKES = 100, 100
 LEAD_MS, EXTRA_SEC, LOOK_SEC = 4_000, 30.0, 0.005
 OURS, TEXT = "ours: 500 a script, one loop", "Alexander: all that is due in one script"
@@ -87,20 +91,9 @@ def _transfers(settings: dict[str, Any]) -> list[Sample]:
 
 
 def _move_ours(server: Server, count: int) -> Sample:
-    store_pairs(server, overdue_pairs(count), HIDDEN)
-    with running([start_ours(server, NULL, "--sink", "stream")]) as [loop]:
-        before_s = loop.cpu_s()
-
-        def move() -> None:
-            reveal(server)
-            while server.client.exists(KEYS.buckets()):
-                time.sleep(LOOK_SEC)
-
-        sample = measure(server, move)
-        used = loop.cpu_s() - before_s
-        loop.stop()
+    sample = topics.move_pairs(server, overdue_pairs(count))
     _check(server.client.xlen(KEYS.stream(DEFAULT_TOPIC)), count)
-    return {**sample, "loops_cpu_s": round(used, 3)}
+    return sample
 
 
 def _move_text(server: Server, count: int) -> Sample:
@@ -115,25 +108,36 @@ def _move_text(server: Server, count: int) -> Sample:
 
 def _handlings(settings: dict[str, Any]) -> list[Sample]:
     samples = []
-    count = RATE * settings["seconds"]
-    clock = SystemClock()
     for number in range(1, settings["rounds"] + 1):
-        with empty_server(WORK) as server:
-            first_ms = clock.wall_ms() + LEAD_MS
-            store_pairs(server, make_pairs(first_ms + n * 1000 // RATE for n in range(count)))
-            with running([start_ours(server, NULL, "--sink", "stream"), _start_consumer(server, "g", PIPE)]) as loops:
-                reader = loops[1].reader
-                assert reader is not None
-                reader.wait_for_lines(count, (first_ms - clock.wall_ms()) / 1000 + settings["seconds"] + EXTRA_SEC)
-                for loop in loops:
-                    loop.stop()
-                samples.append({"round": number, **count_lateness(reader.portions, count)})
-        say(f"round {number}  p99 {percentile(expand(samples[-1]['lateness_ms']), 99):.0f} ms from due to handled")
+        for stream, retained in TRIMMING.items():
+            with empty_server(WORK) as server:
+                sample = _handle(server, RATE * settings["seconds"], retained)
+            samples.append({"stream": stream, "round": number, **sample})
+            p99 = percentile(expand(sample["lateness_ms"]), 99)
+            say(f"round {number}  p99 {p99:.0f} ms from due to handled, {stream}")
     return samples
 
 
-def _start_consumer(server: Server, group: str, output: str, *options: str) -> Loop:
-    words = ("--topic", DEFAULT_TOPIC, "--group", group, "--from", "beginning", "--format", "json", *options)
+def _handle(server: Server, count: int, retained: int | None) -> Sample:
+    """Handle messages at a steady rate, behind those that fill their stream before, unless ``retained`` is None."""
+    clock, filled = SystemClock(), 0 if retained is None else FILLED
+    for _ in range(0, filled, FILL_BATCH):
+        _fill(server, FILL_BATCH)
+    first_ms = clock.wall_ms() + LEAD_MS
+    store_pairs(server, make_pairs(first_ms + n * 1000 // RATE for n in range(count)))
+    with running([start_ours(server, NULL, "--sink", "stream"), _start_consumer(server, "g", PIPE, "new")]) as loops:
+        change_topic_settings(server.client, RedisSettings(), ALL_TOPICS, {"retain_messages": retained or 0})
+        reader = loops[1].reader
+        assert reader is not None
+        reader.wait_for_lines(count, (first_ms - clock.wall_ms() + count * 1000 / RATE) / 1000 + EXTRA_SEC)
+        for loop in loops:
+            loop.stop()
+    trimmed = filled + count - server.client.xlen(KEYS.stream(DEFAULT_TOPIC))
+    return {"trimmed": trimmed, **count_lateness(reader.portions, count)}
+
+
+def _start_consumer(server: Server, group: str, output: str, start: str = "beginning") -> Loop:
+    words = ("--topic", DEFAULT_TOPIC, "--group", group, "--from", start, "--format", "json")
     return Loop(["./spark-submit.sh", "jobs/consume.py", *words], output, {"REDIS_URL": server.url})
 
 
@@ -156,14 +160,17 @@ def _fan_outs(settings: dict[str, Any]) -> list[Sample]:
 
 
 def _fill_and_wait(server: Server, count: int, groups: int) -> None:
-    stream = KEYS.stream(DEFAULT_TOPIC)
+    _fill(server, count)
+    while any(group["lag"] or group["pending"] for group in server.client.xinfo_groups(KEYS.stream(DEFAULT_TOPIC))):
+        time.sleep(LOOK_SEC * groups)
+
+
+def _fill(server: Server, count: int) -> None:
     pipeline = server.client.pipeline(transaction=True)
     for n in range(count):
         fields = {"id": n, "message": f"reminder {n:09}", "topic": DEFAULT_TOPIC, "due_ms": 1, "attempt": 1}
-        pipeline.xadd(stream, fields)
+        pipeline.xadd(KEYS.stream(DEFAULT_TOPIC), fields)
     pipeline.execute()
-    while any(group["lag"] or group["pending"] for group in server.client.xinfo_groups(stream)):
-        time.sleep(LOOK_SEC * groups)
 
 
 def _takeovers(settings: dict[str, Any]) -> list[Sample]:
@@ -174,12 +181,9 @@ def _takeovers(settings: dict[str, Any]) -> list[Sample]:
         client = connect(RedisSettings(url=server.url))
         store = GroupStore(client, [KEYS], DEFAULT_TOPIC, "g", "taker")
         store.register(BEGINNING)
-        for first in range(0, settings["pending"], 10_000):
-            pipeline = client.pipeline(transaction=False)
-            for n in range(first, first + 10_000):
-                pipeline.xadd(stream, {"id": n, "message": f"reminder {n:09}", "due_ms": 1, "attempt": 1})
-            pipeline.execute()
-            client.xreadgroup("g", "dead", {stream: ">"}, count=10_000)
+        for _ in range(0, settings["pending"], FILL_BATCH):
+            _fill(server, FILL_BATCH)
+            client.xreadgroup("g", "dead", {stream: ">"}, count=FILL_BATCH)
         for what, min_idle_ms in (("none is silent long enough", 86_400_000), ("all are", 0)):
             cursor = BEGINNING
             for _ in range(TAKES):
@@ -203,15 +207,13 @@ def tables(result: Result) -> str:
     if "topics" in samples:
         parts.append(topics.table(settings, samples["topics"]))
     if "handling" in samples:
-        told, seen = (
-            [value for s in samples["handling"] for value in expand(s[name])] for name in ("lateness_ms", "read_ms")
+        rows = [_handling_row(stream, samples["handling"]) for stream in TRIMMING]
+        about = (
+            f"One loop, one consumer, {RATE:,} messages/s, {settings['rounds']} times {settings['seconds']} s. Milliseconds to "
+            f"when the consumer had printed, and its pipe was read. {FILLED:,} entries are in the stream before, or none."
         )
-        rows = [
-            [name, *(f"{percentile(of, percent):.1f}" for percent in (50, 99, 99.9, 100))]
-            for name, of in (("printed by the consumer", told), ("read from its pipe", seen))
-        ]
-        about = f"One loop, one consumer, {RATE:,} messages/s, {settings['rounds']} times {settings['seconds']} s. Milliseconds."
-        parts.append(f"#### From due to handled\n\n{about}\n\n{format_table(('', 'p50', 'p99', 'p99.9', 'max'), rows)}")
+        columns = ("", "trimmed", "p50", "p99", "p99.9", "max", "read p50", "p99", "p99.9", "max")
+        parts.append(f"#### From due to handled\n\n{about}\n\n{format_table(columns, rows)}")
     if "groups" in samples:
         rows = [_group_row(groups, samples["groups"], settings["fanned"]) for groups in settings["groups"]]
         about = f"{settings['fanned']:,} messages into one stream, each group a process of its own, {settings['rounds']} rounds."
@@ -239,6 +241,13 @@ def _transfer_row(name: str, samples: Sequence[Sample], count: int) -> list[str]
         f"{server:.1f}",
         f"{loop:.1f}" if loop else "-",
     ]
+
+
+def _handling_row(stream: str, samples: Sequence[Sample]) -> list[str]:
+    of = [sample for sample in samples if sample["stream"] == stream]
+    times = ([value for s in of for value in expand(s[name])] for name in ("lateness_ms", "read_ms"))
+    numbers = [f"{percentile(each, percent):.1f}" for each in times for percent in (50, 99, 99.9, 100)]
+    return [stream, f"{spread_of([s['trimmed'] for s in of]).median:,.0f}", *numbers]
 
 
 def _group_row(groups: int, samples: Sequence[Sample], count: int) -> list[str]:

@@ -34,7 +34,16 @@ def take_samples(settings: dict[str, Any]) -> list[Sample]:
 
 
 def _move(server: Server, count: int, topics: int) -> Sample:
-    store_pairs(server, _pairs(count, topics), HIDDEN)
+    sample = move_pairs(server, _pairs(count, topics))
+    found = sum(server.client.xlen(KEYS.stream(f"topic-{number}")) for number in range(topics))
+    if found != count:
+        raise RuntimeError(f"The streams hold {found} of {count} messages.")
+    return sample
+
+
+def move_pairs(server: Server, pairs: list[Pair]) -> Sample:
+    """Let one loop move messages that are all due into the streams of their topics."""
+    store_pairs(server, pairs, HIDDEN)
     with running([start_ours(server, NULL, "--sink", "stream")]) as [loop]:
         before_s = loop.cpu_s()
 
@@ -46,9 +55,6 @@ def _move(server: Server, count: int, topics: int) -> Sample:
         sample = measure(server, move)
         used_s = loop.cpu_s() - before_s
         loop.stop()
-    found = sum(server.client.xlen(KEYS.stream(f"topic-{number}")) for number in range(topics))
-    if found != count:
-        raise RuntimeError(f"The streams hold {found} of {count} messages.")
     return {**sample, "loops_cpu_s": round(used_s, 3)}
 
 

@@ -116,7 +116,7 @@ def test_the_benchmark_of_streams_runs_and_leaves_a_result() -> None:
     assert {part: len(found) for part, found in samples.items()} == {
         "transfer": 2,
         "topics": 2,
-        "handling": 1,
+        "handling": 3,
         "groups": 2,
         "takeover": 200,
     }
