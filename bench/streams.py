@@ -38,8 +38,7 @@ ROUNDS, QUICK_ROUNDS = 5, 1
 GROUPS, QUICK_GROUPS = (1, 4, 16), (1, 2)
 FANNED_MESSAGES, QUICK_FANNED_MESSAGES = 20_000, 1_000
 PENDING, QUICK_PENDING = 1_000_000, 10_000
-# A stream that is so far over its retention is trimmed all the time: 10,000 entries a second, see drain/housekeeping.py.
-FILLED, RETAINED, FILL_BATCH = 300_000, 100_000, 10_000
+FILLED, RETAINED, FILL_BATCH = 500_000, 100_000, 10_000  # a stream so far over its retention is trimmed for seconds
 TRIMMING = {"stream that is trimmed": RETAINED, "stream that keeps all": 0, "stream that is empty at first": None}
 TAKEN, TAKES = 100, 100
 LEAD_MS, EXTRA_SEC, LOOK_SEC = 4_000, 30.0, 0.005
@@ -126,6 +125,7 @@ def _handle(server: Server, count: int, retained: int | None) -> Sample:
     first_ms = clock.wall_ms() + LEAD_MS
     store_pairs(server, make_pairs(first_ms + n * 1000 // RATE for n in range(count)))
     with running([start_ours(server, NULL, "--sink", "stream"), _start_consumer(server, "g", PIPE, "new")]) as loops:
+        time.sleep(max(0, first_ms - clock.wall_ms()) / 1000)
         change_topic_settings(server.client, RedisSettings(), ALL_TOPICS, {"retain_messages": retained or 0})
         reader = loops[1].reader
         assert reader is not None

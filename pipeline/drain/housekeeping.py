@@ -12,7 +12,9 @@ from pipeline.drain.stats import Totals
 from pipeline.store.keys import Keys
 from pipeline.store.topics import Topics
 
-REST_MS, BUSY_MS = 5_000, 1_000  # between two topics; the latter after one that had something to trim
+ROUND_MS = 5_000  # a round of all topics takes at least so long while there is nothing to do
+REST_MS_MIN = 20  # between two topics, so that 10,000 of them cost 50 looks a second
+REST_FACTOR = 9  # it rests so many times as long as it worked: its share of the server stays below a tenth
 TRIMS_MAX, PUT_BACKS_MAX = 100, 50  # scripts for one topic at a time, in each shard
 
 log = logging.getLogger(__name__)
@@ -63,6 +65,7 @@ class Trimmer:
         self._of_topic = of_topic
         self._clock = clock
         self._waiting: list[str] = []
+        self._pause_ms = float(ROUND_MS)  # between two topics that need nothing
         self._next_ms = clock.monotonic_ms()
 
     def step(self) -> float:
@@ -70,15 +73,17 @@ class Trimmer:
         now_ms = self._clock.monotonic_ms()
         if now_ms < self._next_ms:
             return self._next_ms - now_ms
-        rest_ms = REST_MS
+        is_busy = False
         try:
             if not self._waiting:
-                self._waiting = self._topics.names()
-            if self._waiting and self._look_after(self._waiting.pop(0)):
-                rest_ms = BUSY_MS
+                self._waiting = self._topics.names()[::-1]
+                self._pause_ms = ROUND_MS / max(1, len(self._waiting))
+            is_busy = bool(self._waiting) and self._look_after(self._waiting.pop()) > 0
         except PipelineError as exc:
             log.debug("trimmed later: %s", exc)  # the loop itself logs what is wrong
-        self._next_ms = now_ms + rest_ms
+        done_ms = self._clock.monotonic_ms()
+        rest_ms = max(REST_MS_MIN if is_busy else self._pause_ms, REST_MS_MIN, REST_FACTOR * (done_ms - now_ms))
+        self._next_ms = done_ms + rest_ms
         return rest_ms
 
     def _look_after(self, topic: str) -> int:

@@ -5,7 +5,7 @@ from typing import Any
 
 from pipeline.config import RedisSettings, TopicSettings
 from pipeline.core.errors import StoreUnavailable
-from pipeline.drain.housekeeping import BUSY_MS, PUT_BACKS_MAX, REST_MS, Reclaimer, Trimmer
+from pipeline.drain.housekeeping import PUT_BACKS_MAX, REST_FACTOR, REST_MS_MIN, ROUND_MS, Reclaimer, Trimmer
 from pipeline.drain.stats import Totals
 from pipeline.store.connection import connect
 from pipeline.store.keys import Keys
@@ -38,18 +38,44 @@ def test_it_looks_after_one_topic_at_a_time_and_sooner_while_there_is_something_
 
     assert lengths() == [True, False]
     assert lengths() == [True, False], "not at once again"
-    clock.advance_ms(BUSY_MS)
+    clock.advance_ms(REST_MS_MIN)
     assert lengths() == [True, True]
     fill(client, "a")
-    clock.advance_ms(BUSY_MS)
+    clock.advance_ms(REST_MS_MIN)
     assert lengths() == [True, True], "the second round found it"
     fill(client, "a")
-    clock.advance_ms(BUSY_MS)
+    clock.advance_ms(REST_MS_MIN)
     assert lengths() == [False, True], "it is the turn of b, which has nothing to drop"
-    clock.advance_ms(BUSY_MS)
+    clock.advance_ms(REST_MS_MIN)
     assert lengths() == [False, True], "so it rests"
-    clock.advance_ms(REST_MS)
+    clock.advance_ms(ROUND_MS / 2)
     assert lengths() == [True, True]
+
+
+def test_a_round_of_many_topics_takes_no_longer_than_one_of_few(server: RealServer) -> None:
+    client, clock = server.client(), ManualClock(now_ms=START_MS)
+    for number in range(50):
+        fill(client, f"topic-{number:02}", 1)
+    trimmer = Trimmer(Topics(client, [KEYS]), [KEYS], lambda topic: SETTINGS, clock)
+    assert [trimmer.step() for _ in range(2)] == [ROUND_MS / 50] * 2
+    client.sadd(KEYS.topics(), *(f"topic-{number}" for number in range(10_000)))
+    for _ in range(50):
+        clock.advance_ms(ROUND_MS / 50)
+        rest_ms = trimmer.step()
+    assert rest_ms == REST_MS_MIN, "with more topics it takes longer"
+
+
+def test_it_works_a_tenth_of_the_time_at_most(server: RealServer) -> None:
+    client, clock = server.client(), ManualClock(now_ms=START_MS)
+    fill(client, "a")
+
+    def settings_of(topic: str) -> TopicSettings:
+        clock.advance_ms(10)
+        return SETTINGS
+
+    trimmer = Trimmer(Topics(client, [KEYS]), [KEYS], settings_of, clock)
+    began_ms = clock.monotonic_ms()
+    assert trimmer.step() == REST_FACTOR * (clock.monotonic_ms() - began_ms) > REST_MS_MIN
 
 
 def test_it_ends_a_resume_that_was_cut_off_and_leaves_a_pause_alone(server: RealServer) -> None:
@@ -62,7 +88,7 @@ def test_it_ends_a_resume_that_was_cut_off_and_leaves_a_pause_alone(server: Real
     trimmer = Trimmer(topics, [KEYS], lambda topic: SETTINGS, clock)
     for _ in range(2):
         trimmer.step()
-        clock.advance_ms(REST_MS)
+        clock.advance_ms(ROUND_MS)
     assert client.zrange(KEYS.bucket(0), 0, -1) == [b"m"]
     assert (topics.look("cut off").held, topics.look("paused").held) == (0, 1)
 
@@ -76,7 +102,7 @@ def test_a_long_resume_takes_several_steps(server: RealServer) -> None:
     trimmer = Trimmer(topics, [KEYS], lambda topic: SETTINGS, clock)
     trimmer.step()
     assert topics.look("a").held == 1
-    clock.advance_ms(BUSY_MS)
+    clock.advance_ms(REST_MS_MIN)
     trimmer.step()
     assert topics.look("a").held == 0
 
@@ -89,7 +115,7 @@ def test_names_that_are_not_ours_stop_nothing(server: RealServer) -> None:
     trimmer = Trimmer(Topics(client, [KEYS]), [KEYS], lambda topic: SETTINGS, clock)
     for _ in range(2):
         trimmer.step()
-        clock.advance_ms(REST_MS)
+        clock.advance_ms(ROUND_MS)
     assert client.xlen(KEYS.stream("a")) < 300
 
 
@@ -102,7 +128,7 @@ def test_a_server_that_is_away_is_no_reason_to_stop() -> None:
         trimmer.step()
         server.start()
         fill(server.client(), "a")
-        clock.advance_ms(REST_MS)
+        clock.advance_ms(ROUND_MS)
         trimmer.step()
         assert server.client().xlen(KEYS.stream("a")) < 300
 
