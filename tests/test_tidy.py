@@ -5,6 +5,8 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
+from pipeline.core.messages import Reason
+
 ROOT = Path(__file__).resolve().parents[1]
 PIPELINE = ROOT / "pipeline"
 SOURCES = sorted(PIPELINE.rglob("*.py"))
@@ -209,6 +211,11 @@ def test_the_reading_path_is_read_in_an_afternoon() -> None:
     files = [file for name in named for file in ([ROOT / name] if (ROOT / name).is_file() else (ROOT / name).iterdir())]
     lines = sum(file.read_text().count("\n") for file in files if file.suffix in (".py", ".lua"))
     assert lines <= READING_PATH_LINES_MAX
+
+
+def test_the_docs_have_every_reason_of_a_reject() -> None:
+    described = set(re.findall(r"`(\w+)`", (ROOT / "docs/operations.md").read_text()))
+    assert set(Reason) - described == set()
 
 
 def test_markdown_fits_a_terminal() -> None:
