@@ -13,7 +13,7 @@ from pipeline.store.keys import Keys
 from pipeline.store.topics import Topics
 
 ROUND_MS = 5_000  # a round of all topics takes at least so long while there is nothing to do
-REST_MS_MIN = 20  # between two topics, so that 10,000 of them cost 50 looks a second
+REST_MS_MIN = 50  # between two topics, so that 10,000 of them cost 20 looks a second
 REST_FACTOR = 9  # it rests so many times as long as it worked: its share of the server stays below a tenth
 TRIMS_MAX, PUT_BACKS_MAX = 100, 50  # scripts for one topic at a time, in each shard
 
