@@ -14,18 +14,9 @@ from pipeline.core.ids import encode_token
 from pipeline.ingest import landed as module
 from pipeline.ingest.checkpoint import CheckpointRoller
 from pipeline.ingest.landed import LandingFiles
+from tests.clock import ManualClock
 
 NOW_MS = 1_700_000_060_000
-
-
-class ManualClock:
-    """Stands still."""
-
-    def wall_ms(self) -> int:
-        return NOW_MS
-
-    def monotonic_ms(self) -> float:
-        return 0.0
 
 
 class World:
@@ -36,7 +27,7 @@ class World:
         self.landing.mkdir()
         self.markers: dict[str, str] = {}
         self.answers = True
-        self.files = LandingFiles(self.landing, self.checkpoint, self.markers_of, ManualClock())
+        self.files = LandingFiles(self.landing, self.checkpoint, self.markers_of, ManualClock(NOW_MS))
 
     def markers_of(self, tokens: Sequence[str]) -> list[str]:
         if not self.answers:

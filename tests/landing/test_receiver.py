@@ -79,6 +79,17 @@ def open_receiver(server: LineServer, landing: Path, clock: ManualClock) -> Iter
         made._folder.close()
 
 
+@pytest.fixture
+def connect(server: LineServer, open_receiver: OpenReceiver) -> OpenReceiver:
+    def make(**options: Any) -> LineReceiver:
+        made = open_receiver(**options)
+        made.step(0)
+        server.accept()
+        return made
+
+    return make
+
+
 def published(landing: Path) -> list[Path]:
     return sorted(path for path in landing.iterdir() if not path.name.startswith("."))
 
@@ -110,11 +121,9 @@ def until(condition: Callable[[], object], step: Callable[[], object]) -> None:
 
 
 def test_lines_are_stamped_with_their_arrival_and_published_when_old_enough(
-    server: LineServer, open_receiver: OpenReceiver, landing: Path, clock: ManualClock
+    server: LineServer, connect: OpenReceiver, landing: Path, clock: ManualClock
 ) -> None:
-    made = open_receiver(roll_ms=100)
-    made.step(0)
-    server.accept()
+    made = connect(roll_ms=100)
     server.peer.sendall(b"one\ntw")
     made.step(5)
     assert published(landing) == []
@@ -135,12 +144,10 @@ def test_lines_are_stamped_with_their_arrival_and_published_when_old_enough(
 
 
 def test_a_packet_boundary_anywhere_changes_nothing(
-    server: LineServer, open_receiver: OpenReceiver, landing: Path, clock: ManualClock
+    server: LineServer, connect: OpenReceiver, landing: Path, clock: ManualClock
 ) -> None:
     text = "größe ☃ 𝄞\nä\n\nx\n".encode()
-    made = open_receiver()
-    made.step(0)
-    server.accept()
+    made = connect()
     server.peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     for byte in text:
         server.peer.sendall(bytes([byte]))
@@ -151,10 +158,8 @@ def test_a_packet_boundary_anywhere_changes_nothing(
     assert b"".join(line for _, line in stamped(landing)) == text
 
 
-def test_a_large_amount_rolls_by_size(server: LineServer, open_receiver: OpenReceiver, landing: Path) -> None:
-    made = open_receiver(roll_bytes=10_000)
-    made.step(0)
-    server.accept()
+def test_a_large_amount_rolls_by_size(server: LineServer, connect: OpenReceiver, landing: Path) -> None:
+    made = connect(roll_bytes=10_000)
     data = b"".join(b"%d\n" % number for number in range(200_000))
     sender = threading.Thread(target=server.peer.sendall, args=(data,))
     sender.start()
@@ -165,11 +170,9 @@ def test_a_large_amount_rolls_by_size(server: LineServer, open_receiver: OpenRec
 
 
 def test_while_spark_is_behind_a_file_grows_instead_of_more_files(
-    server: LineServer, open_receiver: OpenReceiver, landing: Path, clock: ManualClock
+    server: LineServer, connect: OpenReceiver, landing: Path, clock: ManualClock
 ) -> None:
-    made = open_receiver(unread_max=1, roll_ms_behind=2000)
-    made.step(0)
-    server.accept()
+    made = connect(unread_max=1, roll_ms_behind=2000)
     for name in ("x", "y"):
         (landing / name).touch()
     server.peer.sendall(b"1\n")
@@ -190,11 +193,9 @@ def test_while_spark_is_behind_a_file_grows_instead_of_more_files(
 
 
 def test_the_last_line_lands_when_the_server_closes_and_the_next_connection_goes_on(
-    server: LineServer, open_receiver: OpenReceiver, landing: Path, clock: ManualClock
+    server: LineServer, connect: OpenReceiver, landing: Path, clock: ManualClock
 ) -> None:
-    made = open_receiver()
-    made.step(0)
-    server.accept()
+    made = connect()
     server.peer.sendall(b"one\nlast")
     server.peer.close()
     until(lambda: made.has_ended, lambda: made.step(5))
@@ -209,11 +210,9 @@ def test_the_last_line_lands_when_the_server_closes_and_the_next_connection_goes
 
 
 def test_close_lands_what_the_kernel_holds_and_an_unterminated_line(
-    server: LineServer, open_receiver: OpenReceiver, landing: Path
+    server: LineServer, connect: OpenReceiver, landing: Path
 ) -> None:
-    made = open_receiver()
-    made.step(0)
-    server.accept()
+    made = connect()
     server.peer.sendall(b"one\n")
     made.step(5)
     server.peer.sendall(b"two\nthr")
@@ -243,11 +242,9 @@ def test_a_restart_in_the_middle_loses_and_doubles_nothing(
 
 
 def test_a_line_that_is_too_long_is_cut_and_logged(
-    server: LineServer, open_receiver: OpenReceiver, landing: Path, caplog: pytest.LogCaptureFixture
+    server: LineServer, connect: OpenReceiver, landing: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    made = open_receiver(line_bytes_max=1000)
-    made.step(0)
-    server.accept()
+    made = connect(line_bytes_max=1000)
     server.peer.sendall(b"a\n" + b"x" * 5000 + b"\nb\n" + b"y" * 1000 + b"\n" + b"z" * 1001)
     server.peer.close()
     until(lambda: made.has_ended, lambda: made.step(5))
@@ -317,11 +314,9 @@ def test_the_wait_before_the_next_try_grows(
 
 
 def test_a_wait_ends_when_there_is_something_to_receive_and_takes_nothing(
-    server: LineServer, open_receiver: OpenReceiver, landing: Path
+    server: LineServer, connect: OpenReceiver, landing: Path
 ) -> None:
-    made = open_receiver()
-    made.step(0)
-    server.accept()
+    made = connect()
     server.peer.sendall(b"one\n")
     for _ in range(3):
         made.wait(60)
@@ -331,11 +326,9 @@ def test_a_wait_ends_when_there_is_something_to_receive_and_takes_nothing(
 
 
 def test_a_wait_ends_when_the_file_is_old_enough(
-    server: LineServer, open_receiver: OpenReceiver, poller: FakePoller, landing: Path
+    server: LineServer, connect: OpenReceiver, poller: FakePoller, landing: Path
 ) -> None:
-    made = open_receiver(roll_ms=100)
-    made.step(0)
-    server.accept()
+    made = connect(roll_ms=100)
     server.peer.sendall(b"one\n")
     made.step(0)
     made.wait(60)
@@ -345,12 +338,10 @@ def test_a_wait_ends_when_the_file_is_old_enough(
 
 
 def test_no_wait_is_a_busy_one(
-    server: LineServer, open_receiver: OpenReceiver, landing: Path, poller: FakePoller, monkeypatch: pytest.MonkeyPatch
+    server: LineServer, connect: OpenReceiver, landing: Path, poller: FakePoller, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Neither while Spark is behind nor while the disk is full, however much there is to receive."""
-    made = open_receiver(roll_ms=100, unread_max=0, roll_ms_behind=2000)
-    made.step(0)
-    server.accept()
+    made = connect(roll_ms=100, unread_max=0, roll_ms_behind=2000)
     (landing / "x").touch()
     server.peer.sendall(b"one\n")
     landed = False
@@ -393,10 +384,8 @@ def full_disk(*args: object) -> int:
     raise OSError(28, "No space left on device")
 
 
-def test_closing_twice_is_fine(server: LineServer, open_receiver: OpenReceiver, landing: Path) -> None:
-    made = open_receiver()
-    made.step(0)
-    server.accept()
+def test_closing_twice_is_fine(server: LineServer, connect: OpenReceiver, landing: Path) -> None:
+    made = connect()
     server.peer.sendall(b"one\n")
     made.step(5)
     made.close()
@@ -407,15 +396,13 @@ def test_closing_twice_is_fine(server: LineServer, open_receiver: OpenReceiver, 
 @pytest.mark.parametrize("call", ["fsync", "rename", "close"])
 def test_closing_after_a_failed_publish_lands_what_was_received(
     server: LineServer,
-    open_receiver: OpenReceiver,
+    connect: OpenReceiver,
     landing: Path,
     clock: ManualClock,
     monkeypatch: pytest.MonkeyPatch,
     call: str,
 ) -> None:
-    made = open_receiver()
-    made.step(0)
-    server.accept()
+    made = connect()
     server.peer.sendall(b"one\n")
     made.step(5)
     clock.advance_ms(200)
@@ -440,13 +427,12 @@ def test_closing_after_a_failed_publish_lands_what_was_received(
 def test_a_full_disk_at_close_is_said_once_and_what_is_written_lands_at_the_next_start(
     server: LineServer,
     open_receiver: OpenReceiver,
+    connect: OpenReceiver,
     landing: Path,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    made = open_receiver()
-    made.step(0)
-    server.accept()
+    made = connect()
     server.peer.sendall(b"one\n")
     made.step(5)
     server.peer.sendall(b"two\nthree\nfou")
@@ -464,13 +450,12 @@ def test_a_full_disk_at_close_is_said_once_and_what_is_written_lands_at_the_next
 def test_a_disk_that_fails_at_close_after_all_is_written_loses_nothing(
     server: LineServer,
     open_receiver: OpenReceiver,
+    connect: OpenReceiver,
     landing: Path,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    made = open_receiver()
-    made.step(0)
-    server.accept()
+    made = connect()
     server.peer.sendall(b"one\n")
     made.step(5)
     with monkeypatch.context() as patch:
@@ -482,11 +467,9 @@ def test_a_disk_that_fails_at_close_after_all_is_written_loses_nothing(
 
 
 def test_a_full_disk_stops_the_reading_and_loses_nothing(
-    server: LineServer, open_receiver: OpenReceiver, landing: Path, monkeypatch: pytest.MonkeyPatch
+    server: LineServer, connect: OpenReceiver, landing: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made = open_receiver()
-    made.step(0)
-    server.accept()
+    made = connect()
     server.peer.sendall(b"one\ntwo\n")
     write = os.write
     with monkeypatch.context() as patch:
@@ -511,11 +494,9 @@ def test_a_full_disk_stops_the_reading_and_loses_nothing(
 
 
 def test_a_finished_receiver_has_landed_all_and_keeps_the_folder_until_it_is_closed(
-    server: LineServer, open_receiver: OpenReceiver, landing: Path
+    server: LineServer, open_receiver: OpenReceiver, connect: OpenReceiver, landing: Path
 ) -> None:
-    made = open_receiver()
-    made.step(0)
-    server.accept()
+    made = connect()
     server.peer.sendall(b"one\ntwo")
     made.wait(5)
     made.finish()
