@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 # Tests that use one of these start jobs or other processes of ours, and most of them kill some.
-PROCESS_FIXTURES = {"checkout", "story", "spawn", "processes"}
+PROCESS_FIXTURES = {"checkout", "scenario", "spawn", "processes"}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -8,7 +8,7 @@ from tempfile import TemporaryDirectory
 import pytest
 
 from pipeline.ingest import parsing
-from tests.chaos.drain_story import DrainStory
+from tests.chaos.drain_scenario import DrainScenario
 from tests.chaos.rig import PART_BYTES, Rig
 from tests.e2e.commands import Checkout
 from tests.servers import RealServer, real_server
@@ -23,10 +23,10 @@ def checkout() -> Iterator[Checkout]:
 
 
 @pytest.fixture
-def story(checkout: Checkout, request: pytest.FixtureRequest) -> Iterator[DrainStory]:
-    """A story of drain loops, of one shard if the test asks for no more."""
+def scenario(checkout: Checkout, request: pytest.FixtureRequest) -> Iterator[DrainScenario]:
+    """A scenario of drain loops, of one shard if the test asks for no more."""
     with real_server() as server:
-        told = DrainStory(checkout, server, shards=getattr(request, "param", 1))
+        told = DrainScenario(checkout, server, shards=getattr(request, "param", 1))
         yield told
         told.close()
 

@@ -56,7 +56,7 @@ class Shown:
 
 
 @dataclass(frozen=True)
-class Ending:
+class LoopExit:
     """How a loop ended: its exit code, negative for a signal, and its lines on standard error."""
 
     code: int
@@ -81,7 +81,7 @@ class History:
     shown: list[Shown] = field(default_factory=list)
     log: Log = field(default_factory=Log)
     interruptions: list[Interruption] = field(default_factory=list)
-    endings: dict[int, Ending] = field(default_factory=dict)
+    exits: dict[int, LoopExit] = field(default_factory=dict)
     counters: dict[str, int] = field(default_factory=dict)
     left: list[str] = field(default_factory=list)
 
@@ -92,13 +92,13 @@ class History:
         found["late"] = self.log.late
         found["taken back"] = self.log.taken_back
         found["scripts forgotten"] = self.log.forgotten
-        found["outages"] = sum(ending.outages().count(WAITS) for ending in self.endings.values())
+        found["outages"] = sum(loop_exit.outages().count(WAITS) for loop_exit in self.exits.values())
         return found
 
 
 def check(history: History) -> list[str]:
     """Say every promise that was broken."""
-    checks = (nothing_lost, nothing_invented, repeats, claims, never_early, fencing, accounting, told, endings)
+    checks = (nothing_lost, nothing_invented, repeats, claims, never_early, fencing, accounting, told, exits)
     return [f"{one.__name__}: {said}" for one in checks for said in one(history)]
 
 
@@ -193,30 +193,30 @@ def accounting(history: History) -> Iterator[str]:
 
 def told(history: History) -> Iterator[str]:
     """V10: a loop that can't reach the server says so once, and when it can again."""
-    for loop, ending in history.endings.items():
-        said = ending.outages()
+    for loop, loop_exit in history.exits.items():
+        said = loop_exit.outages()
         if any(first == second for first, second in pairwise([AGAIN, *said])):
             yield f"{loop} says {said}, where each outage has a beginning and an end"
-        if ending.code == 0 and said and said[-1] == WAITS:
+        if loop_exit.code == 0 and said and said[-1] == WAITS:
             yield f"{loop} never said that Redis answers again"
-        if ending.code == 0 and history.log.failed[loop] and not said:
+        if loop_exit.code == 0 and history.log.failed[loop] and not said:
             yield f"{loop} had {history.log.failed[loop]} calls that failed, and said nothing"
 
 
-def endings(history: History) -> Iterator[str]:
+def exits(history: History) -> Iterator[str]:
     """V10: a loop ends only by a kill or with 0, and then its last line is right."""
     killed = {interruption.loop for interruption in history.interruptions if interruption.what == KILLED}
     shown = Counter(shown.loop for shown in history.shown)
-    for loop, ending in history.endings.items():
+    for loop, loop_exit in history.exits.items():
         if loop in killed:
             continue
-        summary = SUMMARY.search(ending.said[-1]) if ending.said else None
-        if ending.code != 0 or summary is None:
-            yield f"{loop} ended with {ending.code}: {ending.said}"
+        summary = SUMMARY.search(loop_exit.said[-1]) if loop_exit.said else None
+        if loop_exit.code != 0 or summary is None:
+            yield f"{loop} ended with {loop_exit.code}: {loop_exit.said}"
             continue
         delivered, late_acks, _ = (int(text.replace(",", "")) for text in summary.groups())
-        if delivered + late_acks != shown[loop] and ENDS not in ending.outages():
+        if delivered + late_acks != shown[loop] and ENDS not in loop_exit.outages():
             yield f"{loop} showed {shown[loop]} messages and says {delivered} delivered, {late_acks} late acks"
         acknowledged = sum(claim.acknowledged for claim in history.log.claims.values() if claim.loop == loop)
-        if delivered != acknowledged and not history.log.unknown["ack"] and ENDS not in ending.outages():
+        if delivered != acknowledged and not history.log.unknown["ack"] and ENDS not in loop_exit.outages():
             yield f"{loop} says {delivered} messages delivered and acknowledged {acknowledged}"

@@ -6,7 +6,7 @@ from random import Random
 from tempfile import TemporaryDirectory
 
 from tests.chaos.drain_history import UNREACHABLE, Interruption
-from tests.chaos.drain_story import DrainStory, Loop, Strike, clock, when_claimed
+from tests.chaos.drain_scenario import DrainScenario, Loop, OneTimeFault, clock, when_claimed
 from tests.chaos.proxy import Fault, after, before, reply_with, swallow
 from tests.e2e.commands import Checkout
 from tests.servers import real_server
@@ -31,10 +31,10 @@ MOODS = (
 
 
 class Round:
-    """Loops of a story, of which each that ends is followed by another."""
+    """Loops of a scenario, of which each that ends is followed by another."""
 
-    def __init__(self, story: DrainStory, random: Random) -> None:
-        self._story = story
+    def __init__(self, scenario: DrainScenario, random: Random) -> None:
+        self._scenario = scenario
         self._random = random
         self._loops = [self._start() for _ in range(LOOPS)]
 
@@ -50,26 +50,26 @@ class Round:
             self.keep_silent,
             self.restart,
         )
-        with self._story.load():
+        with self._scenario.load():
             for _ in range(FAULTS_PER_ROUND):
                 fault = self._random.choice((*faults, self.flush_scripts))
                 print(f"  {fault.__name__}", flush=True)
                 fault()
-                self._story.wait_for_more(self._random.randint(1, 60))
-        self._story.wait_until_shown()
-        self._story.settle()
+                self._scenario.wait_for_more(self._random.randint(1, 60))
+        self._scenario.wait_until_shown()
+        self._scenario.settle()
 
     def kill(self) -> None:
         """Kill a loop at a point of a claim."""
         loop = self._take()
-        self._strike(loop, Strike(lambda: self._story.kill(loop)))
+        self._meet(loop, OneTimeFault(lambda: self._scenario.kill(loop)))
 
     def stop(self) -> None:
         """Stop a loop at a point of a claim until its lease is over, if it has one."""
         loop = self._random.choice(self._loops)
-        self._strike(loop, Strike(lambda: self._story.stop(loop), cuts=False))
-        self._story.wait_for(lambda: not self._story.holds(loop), "a claim taken back")
-        self._story.go_on(loop)
+        self._meet(loop, OneTimeFault(lambda: self._scenario.stop(loop), cuts=False))
+        self._scenario.wait_for(lambda: not self._scenario.holds(loop), "a claim taken back")
+        self._scenario.go_on(loop)
 
     def end(self) -> None:
         """Tell a loop to end, whatever it is doing."""
@@ -77,9 +77,9 @@ class Round:
 
     def break_off(self) -> None:
         """Kill a loop, or tell it to end, in the middle of what it shows."""
-        loop = self._story.stuck_loop(LEASE_SEC)
+        loop = self._scenario.stuck_loop(LEASE_SEC)
         if self._random.random() < 0.5:
-            self._story.kill(loop)
+            self._scenario.kill(loop)
         else:
             loop.process.terminate()
             loop.process.wait()
@@ -87,7 +87,7 @@ class Round:
 
     def lose(self) -> None:
         """Cut the connection of a loop at a point of a claim."""
-        self._strike(self._random.choice(self._loops), Strike())
+        self._meet(self._random.choice(self._loops), OneTimeFault())
 
     def be_moody(self) -> None:
         """Answer calls of a loop with an error that passes."""
@@ -99,15 +99,15 @@ class Round:
 
     def restart(self) -> None:
         """Kill the server and start it again."""
-        self._story.restart_server()
+        self._scenario.restart_server()
 
     def flush_scripts(self) -> None:
         """Let the server forget the scripts."""
-        self._story.server.client().script_flush()
+        self._scenario.server.client().script_flush()
 
     def _start(self) -> Loop:
-        loop = self._story.start(lease_sec=LEASE_SEC, DUETIME_REDIS_REPLY_TIMEOUT_MS="500")
-        self._story.wait_until_up(loop)  # a server that is away when a loop starts ends it
+        loop = self._scenario.start(lease_sec=LEASE_SEC, DUETIME_REDIS_REPLY_TIMEOUT_MS="500")
+        self._scenario.wait_until_up(loop)  # a server that is away when a loop starts ends it
         return loop
 
     def _take(self) -> Loop:
@@ -116,29 +116,29 @@ class Round:
         taken, self._loops[number] = self._loops[number], self._start()
         return taken
 
-    def _strike(self, loop: Loop, strike: Strike) -> None:
+    def _meet(self, loop: Loop, fault_once: OneTimeFault) -> None:
         script, fault = self._random.choice(POINTS)
-        trap = self._story.trap(loop, script, fault(strike), last=EVER)
-        strike.wait()
-        self._story.proxy.remove(trap)
+        trap = self._scenario.trap(loop, script, fault(fault_once), last=EVER)
+        fault_once.wait()
+        self._scenario.proxy.remove(trap)
 
     def _disturb(self, fault: Fault, calls: int) -> None:
         loop = self._random.choice(self._loops)
         begun_ms, again = clock.wall_ms(), loop.count("Redis answers again")
-        trap = self._story.trap(loop, self._random.choice(("claim", "ack")), fault, last=calls)
-        self._story.wait_for(lambda: loop.count("Redis answers again") > again, "answer again")
-        self._story.proxy.remove(trap)
+        trap = self._scenario.trap(loop, self._random.choice(("claim", "ack")), fault, last=calls)
+        self._scenario.wait_for(lambda: loop.count("Redis answers again") > again, "answer again")
+        self._scenario.proxy.remove(trap)
         # It takes less than a lease, unless the machine is very busy.
-        self._story.history.interruptions.append(Interruption(UNREACHABLE, begun_ms, clock.wall_ms(), loop.number))
+        self._scenario.history.interruptions.append(Interruption(UNREACHABLE, begun_ms, clock.wall_ms(), loop.number))
 
 
 def run_round(seed: int) -> int:
     """Run one round and return how many messages were delivered."""
     random = Random(seed)
     with TemporaryDirectory(prefix="duetime-chaos-") as folder, real_server() as server:
-        story = DrainStory(Checkout(Path(folder).resolve()), server, shards=random.randint(1, 3))
+        scenario = DrainScenario(Checkout(Path(folder).resolve()), server, shards=random.randint(1, 3))
         try:
-            Round(story, random).run()
+            Round(scenario, random).run()
         finally:
-            story.close()
-        return len(story.history.sent)
+            scenario.close()
+        return len(scenario.history.sent)

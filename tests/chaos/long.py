@@ -18,7 +18,7 @@ from random import Random
 from tempfile import TemporaryDirectory
 
 from tests.chaos import drain_rounds
-from tests.chaos.story import Story, random_crash
+from tests.chaos.scenario import Scenario, random_crash
 from tests.e2e.commands import Checkout
 from tests.servers import real_server
 
@@ -30,18 +30,18 @@ def run_ingest_round(seed: int) -> int:
     random = Random(seed)
     with TemporaryDirectory(prefix="duetime-chaos-") as folder, real_server() as server:
         checkout = Checkout(Path(folder).resolve())
-        story = Story(checkout, server, seed, shards=random.randint(1, 3))
-        story.start_drain()
+        scenario = Scenario(checkout, server, seed, shards=random.randint(1, 3))
+        scenario.start_drain()
         try:
             for _ in range(CRASHES_PER_ROUND):
                 crash = random_crash(random)
                 print(f"  {crash}", flush=True)
-                story.crash(crash)
-            story.settle(random_crash(random, once=True))
+                scenario.crash(crash)
+            scenario.settle(random_crash(random, once=True))
         finally:
-            story.close()
+            scenario.close()
             checkout.close()
-        return story.workload.expected.total()
+        return scenario.workload.expected.total()
 
 
 ROUNDS = {"ingest": run_ingest_round, "drain": drain_rounds.run_round}

@@ -6,7 +6,7 @@ import pyspark
 import pytest
 
 from tests.chaos.proxy import after, before, running
-from tests.chaos.story import LINES, RUN_SEC, Crash, Kill, Moment, Story, Victim
+from tests.chaos.scenario import LINES, RUN_SEC, Crash, Kill, Moment, Scenario, Victim
 from tests.e2e.commands import Checkout
 from tests.servers import RealServer, real_server
 
@@ -35,12 +35,12 @@ def test_killed_again_and_again_every_request_is_delivered_once(
     checkout: Checkout, crashes: tuple[Crash, ...], shards: int
 ) -> None:
     with real_server() as server:
-        story = Story(checkout, server, seed=1, shards=shards)
-        story.start_drain()
+        scenario = Scenario(checkout, server, seed=1, shards=shards)
+        scenario.start_drain()
         for crash in crashes:
-            story.crash(crash)
-        story.settle(LAST)
-        story.close()
+            scenario.crash(crash)
+        scenario.settle(LAST)
+        scenario.close()
 
 
 @pytest.mark.slow
@@ -48,27 +48,27 @@ def test_killed_again_and_again_every_request_is_delivered_once(
 def test_a_run_survives_what_spark_and_the_writer_can_try_again(checkout: Checkout, master: str) -> None:
     """Workers killed, Redis full, Redis killed, all in one batch: the tasks are tried again, the writer waits and says so."""
     with real_server() as server:
-        story = Story(checkout, server, seed=2)
+        scenario = Scenario(checkout, server, seed=2)
         # No drain yet: it may rightly repeat messages when Redis dies, and here only storing is judged.
-        story.workload.drop(checkout.inbox, lines=LINES)
+        scenario.workload.drop(checkout.inbox, lines=LINES)
         spark_home = spark_home_in(checkout.root)
         run = Crash(Moment.BEFORE, Victim.WORKERS, master=master, once=True)
-        job = story.run(run, SPARK_HOME=str(spark_home))
+        job = scenario.run(run, SPARK_HOME=str(spark_home))
         kill = Kill(job, Victim.WORKERS)
         client = server.client()
         stores = running("schedule")
-        story.proxy.trap(stores, before(kill), first=3)
-        filled = story.proxy.trap(stores, before(lambda: client.config_set("maxmemory", 1)), first=8)
-        freed = story.proxy.trap(stores, before(lambda: client.config_set("maxmemory", 0)), first=14)
-        restarted = story.proxy.trap(stores, after(lambda: restart(server)), first=18)
+        scenario.proxy.trap(stores, before(kill), first=3)
+        filled = scenario.proxy.trap(stores, before(lambda: client.config_set("maxmemory", 1)), first=8)
+        freed = scenario.proxy.trap(stores, before(lambda: client.config_set("maxmemory", 0)), first=14)
+        restarted = scenario.proxy.trap(stores, after(lambda: restart(server)), first=18)
         assert job.end(RUN_SEC) == 0, job.screen()
         assert kill.landed.is_set() and filled.was_sprung and freed.was_sprung and restarted.was_sprung
         told = "\n".join([job.screen(), *(path.read_text() for path in spark_home.glob("work/*/*/stderr"))])
         assert "waiting for Redis: Redis can't do it now" in told
         assert "waiting for Redis: Redis does not answer" in told
         assert "Redis answers again" in told
-        story.expect_each_once(story.drain_the_rest())
-        story.close()
+        scenario.expect_each_once(scenario.drain_the_rest())
+        scenario.close()
 
 
 def spark_home_in(folder: Path) -> Path:

@@ -12,7 +12,7 @@ import pytest
 import redis
 
 from tests.chaos.drain_history import AGAIN, ENDS, SERVER_KILLED, UNREACHABLE, WAITS, Interruption
-from tests.chaos.drain_story import CLAIM_LIMIT, DrainStory, Loop, Strike, clock, when_claimed
+from tests.chaos.drain_scenario import CLAIM_LIMIT, DrainScenario, Loop, OneTimeFault, clock, when_claimed
 from tests.chaos.proxy import (
     WAIT_SEC,
     Exchange,
@@ -60,25 +60,27 @@ def expect_one_outage(loop: Loop, reason: str = NO_ANSWER) -> None:
     ids=["claim made", "claim not made", "acknowledged", "not acknowledged"],
 )
 def test_a_call_that_is_lost_costs_nothing(
-    story: DrainStory, script: str, fault: Callable[[Callable[[], object]], Fault]
+    scenario: DrainScenario, script: str, fault: Callable[[Callable[[], object]], Fault]
 ) -> None:
-    loop = story.start()
-    lost = Strike()
-    story.trap(loop, script, fault(lost), last=EVER)
-    story.send(CLAIM_LIMIT)
+    loop = scenario.start()
+    lost = OneTimeFault()
+    scenario.trap(loop, script, fault(lost), last=EVER)
+    scenario.send(CLAIM_LIMIT)
     lost.wait()
-    story.wait_until_shown()
-    seen = story.settle().seen()
+    scenario.wait_until_shown()
+    seen = scenario.settle().seen()
     expect_one_outage(loop)
     assert seen["redelivered"] == seen["taken back"] == 0
 
 
 @pytest.mark.parametrize("script", ["ack", "release"])
 @pytest.mark.parametrize("fault", [lose_reply, refuse], ids=["executed", "not executed"])
-def test_told_to_end_and_unheard_it_ends_and_says_what_that_means(story: DrainStory, script: str, fault: Fault) -> None:
+def test_told_to_end_and_unheard_it_ends_and_says_what_that_means(
+    scenario: DrainScenario, script: str, fault: Fault
+) -> None:
     """What it could not acknowledge or give back comes after the lease; what it knows to be acknowledged counts."""
-    loop = story.stuck_loop(LEASE_SEC)
-    unheard = story.trap(loop, script, fault)
+    loop = scenario.stuck_loop(LEASE_SEC)
+    unheard = scenario.trap(loop, script, fault)
     begun_ms = clock.wall_ms()
     loop.process.terminate()
     unheard.wait()
@@ -86,8 +88,8 @@ def test_told_to_end_and_unheard_it_ends_and_says_what_that_means(story: DrainSt
     loop.go_on.set()
     is_given_back = script == "release" and fault is lose_reply
     if not is_given_back:
-        story.history.interruptions.append(Interruption(UNREACHABLE, begun_ms, clock.wall_ms(), loop.number))
-    seen = story.settle().seen()
+        scenario.history.interruptions.append(Interruption(UNREACHABLE, begun_ms, clock.wall_ms(), loop.number))
+    seen = scenario.settle().seen()
     assert loop.count(ENDS) == 1
     shown = len(loop.out) - loop.is_torn
     assert loop.count(f"delivered {shown if script == 'release' else 0} messages") == 1
@@ -96,19 +98,19 @@ def test_told_to_end_and_unheard_it_ends_and_says_what_that_means(story: DrainSt
 
 
 @pytest.mark.parametrize("script", ["claim", "ack"])
-def test_every_mood_of_the_server_is_waited_for(story: DrainStory, script: str) -> None:
-    loop = story.start()
+def test_every_mood_of_the_server_is_waited_for(scenario: DrainScenario, script: str) -> None:
+    loop = scenario.start()
     for number, (said, reason) in enumerate(MOODS.items(), start=1):
-        moody = story.trap(loop, script, reply_with(said + b"\r\n"), last=4 if b"NOSCRIPT" in said else 2)
-        story.send(CLAIM_LIMIT // 2)
+        moody = scenario.trap(loop, script, reply_with(said + b"\r\n"), last=4 if b"NOSCRIPT" in said else 2)
+        scenario.send(CLAIM_LIMIT // 2)
         moody.wait()
         loop.wait_for(lambda _, number=number: loop.count(AGAIN) == number, "answer again")
-        story.wait_until_shown()
+        scenario.wait_until_shown()
         assert (loop.count(WAITS), loop.count(reason)) == (number, 1), loop.screen()
-    assert story.settle().seen()["redelivered"] == 0
+    assert scenario.settle().seen()["redelivered"] == 0
 
 
-def test_a_server_that_keeps_no_script_is_not_asked_without_pause(story: DrainStory) -> None:
+def test_a_server_that_keeps_no_script_is_not_asked_without_pause(scenario: DrainScenario) -> None:
     asked_sec: list[float] = []
     enough = threading.Event()
 
@@ -118,48 +120,48 @@ def test_a_server_that_keeps_no_script_is_not_asked_without_pause(story: DrainSt
             enough.set()
         reply_with(b"-NOSCRIPT No matching script. Please use EVAL.\r\n")(exchange)
 
-    loop = story.start()
-    story.proxy.trap(running("claim"), forget, last=EVER)
-    story.send(CLAIM_LIMIT)
+    loop = scenario.start()
+    scenario.proxy.trap(running("claim"), forget, last=EVER)
+    scenario.send(CLAIM_LIMIT)
     assert enough.wait(WAIT_SEC), "it gave up"
     # Each try calls twice; the waits are half of 50, 100, 200, 400 and 800 ms at least, and the wake_listener may end two of them.
     assert asked_sec[11] - asked_sec[0] >= (50 + 100 + 200) / 2 / 1000
-    story.proxy.clear()
-    story.wait_until_shown()
-    story.settle()
+    scenario.proxy.clear()
+    scenario.wait_until_shown()
+    scenario.settle()
     expect_one_outage(loop, "Redis forgets its scripts as soon as it has them")
 
 
 @pytest.mark.parametrize("script", ["claim", "ack"])
-def test_a_connection_that_only_the_loop_believes_in_is_given_up(story: DrainStory, script: str) -> None:
-    loop = story.start(**SOON)
-    swallowed = story.trap(loop, script, swallow)
-    story.send(CLAIM_LIMIT)
+def test_a_connection_that_only_the_loop_believes_in_is_given_up(scenario: DrainScenario, script: str) -> None:
+    loop = scenario.start(**SOON)
+    swallowed = scenario.trap(loop, script, swallow)
+    scenario.send(CLAIM_LIMIT)
     swallowed.wait()
-    story.wait_until_shown()
-    assert story.settle().seen()["redelivered"] == 0
+    scenario.wait_until_shown()
+    assert scenario.settle().seen()["redelivered"] == 0
     expect_one_outage(loop)
 
 
-def test_a_wake_listener_that_is_never_confirmed_holds_nothing_up(story: DrainStory) -> None:
-    swallowed = story.proxy.trap(naming("SUBSCRIBE"), swallow, last=EVER)
-    loop = story.start(**SOON)
+def test_a_wake_listener_that_is_never_confirmed_holds_nothing_up(scenario: DrainScenario) -> None:
+    swallowed = scenario.proxy.trap(naming("SUBSCRIBE"), swallow, last=EVER)
+    loop = scenario.start(**SOON)
     swallowed.wait()
-    story.send(CLAIM_LIMIT)
-    story.wait_until_shown()
-    story.settle()
+    scenario.send(CLAIM_LIMIT)
+    scenario.wait_until_shown()
+    scenario.settle()
     assert loop.count(WAITS) == 0
 
 
 @contextmanager
-def busy_script(story: DrainStory) -> Iterator[None]:
+def busy_script(scenario: DrainScenario) -> Iterator[None]:
     """Let another client run a script without end, and kill it when the block ends."""
-    client = story.server.client()
+    client = scenario.server.client()
     client.config_set("busy-reply-threshold", 20)
 
     def run() -> None:
         with pytest.raises(redis.exceptions.ResponseError, match="killed"):
-            story.server.client().eval("while true do end", 0)
+            scenario.server.client().eval("while true do end", 0)
 
     script = threading.Thread(target=run)
     script.start()
@@ -171,8 +173,8 @@ def busy_script(story: DrainStory) -> Iterator[None]:
 
 
 @contextmanager
-def paused(story: DrainStory) -> Iterator[None]:
-    client = story.server.client()
+def paused(scenario: DrainScenario) -> Iterator[None]:
+    client = scenario.server.client()
     client.client_pause(round(WAIT_SEC * 1000), all=False)  # what may write; the end of the pause must be heard
     try:
         yield
@@ -184,50 +186,50 @@ def paused(story: DrainStory) -> Iterator[None]:
     ("away", "reason"), [(busy_script, f"{WAITS}: Redis can't do it now (BUSY"), (paused, NO_ANSWER)]
 )
 def test_a_server_that_is_held_up_by_others_is_waited_for(
-    story: DrainStory, away: Callable[[DrainStory], Iterator[None]], reason: str
+    scenario: DrainScenario, away: Callable[[DrainScenario], Iterator[None]], reason: str
 ) -> None:
     """What it was asked meanwhile and is given up, it may still do when it is back."""
-    loop = story.start(**SOON)
-    story.send(CLAIM_LIMIT, dues_ms=[0])
-    story.wait_until_shown()
-    story.send(CLAIM_LIMIT, dues_ms=[700])
-    with away(story):
+    loop = scenario.start(**SOON)
+    scenario.send(CLAIM_LIMIT, dues_ms=[0])
+    scenario.wait_until_shown()
+    scenario.send(CLAIM_LIMIT, dues_ms=[700])
+    with away(scenario):
         loop.wait_for_line(reason)
-    story.wait_until_shown()
-    assert story.settle().seen()["redelivered"] == 0
+    scenario.wait_until_shown()
+    assert scenario.settle().seen()["redelivered"] == 0
     expect_one_outage(loop, reason)
 
 
-def test_a_server_that_dies_again_and_again_under_load_repeats_nothing(story: DrainStory) -> None:
+def test_a_server_that_dies_again_and_again_under_load_repeats_nothing(scenario: DrainScenario) -> None:
     """What it says is on its disk; a loop whose call it may have executed or not finds out which."""
-    loops = [story.start() for _ in range(3)]
+    loops = [scenario.start() for _ in range(3)]
     for loop in loops:
-        story.wait_until_up(loop)  # one that is starting ends, and says why
-    with story.load():
+        scenario.wait_until_up(loop)  # one that is starting ends, and says why
+    with scenario.load():
         for script, fault in (("claim", when_claimed), ("ack", after), ("ack", before)):
-            story.wait_for_more(CLAIM_LIMIT)
-            restart = Strike(story.restart_server)
-            story.trap(loops[0], script, fault(restart), last=EVER)
+            scenario.wait_for_more(CLAIM_LIMIT)
+            restart = OneTimeFault(scenario.restart_server)
+            scenario.trap(loops[0], script, fault(restart), last=EVER)
             restart.wait()
-        story.wait_for_more(CLAIM_LIMIT)
-        story.restart_server()
-        story.wait_for_more(CLAIM_LIMIT)
-    story.wait_until_shown()
-    history = story.settle()
+        scenario.wait_for_more(CLAIM_LIMIT)
+        scenario.restart_server()
+        scenario.wait_for_more(CLAIM_LIMIT)
+    scenario.wait_until_shown()
+    history = scenario.settle()
     assert history.seen()[SERVER_KILLED] == 4
     assert history.seen()["outages"] >= 4
     assert {shown.attempt for shown in history.shown} == {1}
     assert not any(loop.count("longer than the lease") for loop in loops), "nobody took what was acknowledged for late"
 
 
-def test_scripts_that_are_flushed_under_load_are_taught_again(story: DrainStory) -> None:
-    loops = [story.start() for _ in range(2)]
-    with story.load():
+def test_scripts_that_are_flushed_under_load_are_taught_again(scenario: DrainScenario) -> None:
+    loops = [scenario.start() for _ in range(2)]
+    with scenario.load():
         for _ in range(10):
-            story.wait_for_more(20)
-            story.server.client().script_flush()
-    story.wait_until_shown()
-    seen = story.settle().seen()
+            scenario.wait_for_more(20)
+            scenario.server.client().script_flush()
+    scenario.wait_until_shown()
+    seen = scenario.settle().seen()
     assert seen["scripts forgotten"] >= 10
     assert (seen["redelivered"], seen["taken back"]) == (0, 0)
     assert all(loop.out for loop in loops)
@@ -236,17 +238,17 @@ def test_scripts_that_are_flushed_under_load_are_taught_again(story: DrainStory)
 @pytest.mark.slow
 def test_a_server_that_takes_long_to_load_is_waited_for(checkout: Checkout) -> None:
     with real_server(*DURABLE, "--key-load-delay", "100") as server:
-        story = DrainStory(checkout, server)
+        scenario = DrainScenario(checkout, server)
         keys = server.client().pipeline(transaction=False)
         for number in range(10_000):
             keys.set(f"other-{number}", "x")
         keys.execute()
-        loop = story.start()
-        story.send(CLAIM_LIMIT, dues_ms=[0, 1_000])
-        story.wait_for_more(1)
-        story.restart_server()
-        story.wait_until_shown()
-        assert story.was_said(b"-LOADING")
-        assert story.settle().seen()["redelivered"] == 0
+        loop = scenario.start()
+        scenario.send(CLAIM_LIMIT, dues_ms=[0, 1_000])
+        scenario.wait_for_more(1)
+        scenario.restart_server()
+        scenario.wait_until_shown()
+        assert scenario.was_said(b"-LOADING")
+        assert scenario.settle().seen()["redelivered"] == 0
         expect_one_outage(loop)
-        story.close()
+        scenario.close()

@@ -10,13 +10,13 @@ import pytest
 
 from tests.chaos.drain_history import KILLED, STOPPED, History
 from tests.chaos.drain_rounds import run_round
-from tests.chaos.drain_story import CLAIM_LIMIT, FIRST_LINES, MESSAGES, DrainStory, Strike, when_claimed
+from tests.chaos.drain_scenario import CLAIM_LIMIT, FIRST_LINES, MESSAGES, DrainScenario, OneTimeFault, when_claimed
 from tests.chaos.proxy import WAIT_SEC, Fault, after, before
 
 LEASE_SEC = 1.5
 EVER = float("inf")
 
-three_shards = pytest.mark.parametrize("story", [3], indirect=True)
+three_shards = pytest.mark.parametrize("scenario", [3], indirect=True)
 
 # Where a loop is hit: the script that it calls then, and how the call meets what happens to the loop.
 POINTS: dict[str, tuple[str, Callable[[Callable[[], object]], Fault]]] = {
@@ -28,13 +28,13 @@ POINTS: dict[str, tuple[str, Callable[[Callable[[], object]], Fault]]] = {
 
 
 @three_shards
-def test_killed_at_every_point_nothing_is_lost_and_only_what_was_shown_comes_again(story: DrainStory) -> None:
-    others = [story.start(), story.start()]
-    story.kill(story.stuck_loop(LEASE_SEC))
+def test_killed_at_every_point_nothing_is_lost_and_only_what_was_shown_comes_again(scenario: DrainScenario) -> None:
+    others = [scenario.start(), scenario.start()]
+    scenario.kill(scenario.stuck_loop(LEASE_SEC))
     for script, fault in POINTS.values():
-        kill_at(story, script, fault)
-    story.wait_until_shown()
-    history = story.settle()
+        kill_at(scenario, script, fault)
+    scenario.wait_until_shown()
+    history = scenario.settle()
     seen, unfinished = history.seen(), unfinished_of(history)
     assert seen[KILLED] == len(POINTS) + 1
     assert len(unfinished) == 3, "a claim that never was, and one that is acknowledged, wait for no lease"
@@ -52,75 +52,77 @@ def unfinished_of(history: History) -> list[list[tuple[int, str, int]]]:
     return [[(claim.loop, row.id, row.attempt) for row in claim.rows] for claim in claims]
 
 
-def kill_at(story: DrainStory, script: str, fault: Callable[[Callable[[], object]], Fault]) -> None:
-    loop = story.start(lease_sec=LEASE_SEC)
-    kill = Strike(lambda: story.kill(loop))
-    story.trap(loop, script, fault(kill), last=EVER)
-    with story.alone(loop):
-        story.send(MESSAGES)
+def kill_at(scenario: DrainScenario, script: str, fault: Callable[[Callable[[], object]], Fault]) -> None:
+    loop = scenario.start(lease_sec=LEASE_SEC)
+    kill = OneTimeFault(lambda: scenario.kill(loop))
+    scenario.trap(loop, script, fault(kill), last=EVER)
+    with scenario.alone(loop):
+        scenario.send(MESSAGES)
         kill.wait()
 
 
-def test_killed_when_it_gives_back_the_rest_is_shown_once(story: DrainStory) -> None:
+def test_killed_when_it_gives_back_the_rest_is_shown_once(scenario: DrainScenario) -> None:
     """What was shown is acknowledged by then."""
-    story.start()
+    scenario.start()
     for fault in (before, after):
-        loop = story.stuck_loop(LEASE_SEC)
-        kill = Strike(lambda loop=loop: story.kill(loop))
-        story.trap(loop, "release", fault(kill))
+        loop = scenario.stuck_loop(LEASE_SEC)
+        kill = OneTimeFault(lambda loop=loop: scenario.kill(loop))
+        scenario.trap(loop, "release", fault(kill))
         loop.process.terminate()
         kill.wait()
-    story.wait_until_shown()
-    seen = story.settle().seen()
+    scenario.wait_until_shown()
+    seen = scenario.settle().seen()
     assert (seen[KILLED], seen["redelivered"]) == (2, 0)
     assert seen["taken back"] > 0
 
 
-def test_stopped_with_all_shown_its_late_acknowledgement_is_refused_and_harms_nobody(story: DrainStory) -> None:
+def test_stopped_with_all_shown_its_late_acknowledgement_is_refused_and_harms_nobody(scenario: DrainScenario) -> None:
     """It comes while another loop has shown the same messages and is about to acknowledge them."""
-    other = story.start()
-    loop = story.start(lease_sec=LEASE_SEC)
+    other = scenario.start()
+    loop = scenario.start(lease_sec=LEASE_SEC)
     late, held = threading.Event(), threading.Event()
-    stop = Strike(lambda: story.stop(loop), cuts=False)
-    story.trap(loop, "ack", before(lambda: (stop(), late.wait(WAIT_SEC))))
-    with story.alone(loop):
-        story.send(CLAIM_LIMIT, dues_ms=[-5_000])
+    stop = OneTimeFault(lambda: scenario.stop(loop), cuts=False)
+    scenario.trap(loop, "ack", before(lambda: (stop(), late.wait(WAIT_SEC))))
+    with scenario.alone(loop):
+        scenario.send(CLAIM_LIMIT, dues_ms=[-5_000])
         stop.wait()
-    shown = story.trap(other, "ack", before(lambda: held.wait(WAIT_SEC)))
+    shown = scenario.trap(other, "ack", before(lambda: held.wait(WAIT_SEC)))
     shown.wait()
-    story.go_on(loop)
+    scenario.go_on(loop)
     late.set()
     loop.wait_for_line(f"{CLAIM_LIMIT} messages took longer than the lease, so they will be delivered again")
-    assert story.in_flight() == 1
+    assert scenario.in_flight() == 1
     held.set()
-    story.wait_until_shown()
-    seen = story.settle().seen()
+    scenario.wait_until_shown()
+    seen = scenario.settle().seen()
     assert (seen[STOPPED], seen["late"]) == (1, 1)
     assert seen["redelivered"] == seen["taken back"] == CLAIM_LIMIT
 
 
-def test_stopped_in_the_middle_it_shows_no_more_and_its_late_acknowledgement_is_refused(story: DrainStory) -> None:
-    other = story.start()
-    loop = story.stuck_loop(LEASE_SEC)
-    story.stop(loop)
+def test_stopped_in_the_middle_it_shows_no_more_and_its_late_acknowledgement_is_refused(
+    scenario: DrainScenario,
+) -> None:
+    other = scenario.start()
+    loop = scenario.stuck_loop(LEASE_SEC)
+    scenario.stop(loop)
     other.wait_for(lambda _: len(other.out) == MESSAGES, "takeover of everything")
-    story.go_on(loop)
+    scenario.go_on(loop)
     loop.wait_for_line("messages took longer than the lease, so they will be delivered again")
-    history = story.settle()
+    history = scenario.settle()
     seen, [rows] = history.seen(), unfinished_of(history)
     assert (seen[STOPPED], seen["late"]) == (1, 1)
     assert seen["taken back"] == len(rows)
     assert FIRST_LINES <= seen["redelivered"] < len(rows), "what it had started when it was stopped, and no more"
 
 
-def test_told_to_end_it_gives_back_at_once_what_is_not_shown(story: DrainStory) -> None:
-    loop = story.stuck_loop(lease_sec=10 * WAIT_SEC)
-    assert story.in_flight() == 1
+def test_told_to_end_it_gives_back_at_once_what_is_not_shown(scenario: DrainScenario) -> None:
+    loop = scenario.stuck_loop(lease_sec=10 * WAIT_SEC)
+    assert scenario.in_flight() == 1
     loop.process.terminate()
     loop.process.wait(WAIT_SEC)
-    assert story.in_flight() == 0
+    assert scenario.in_flight() == 0
     loop.go_on.set()
-    history = story.settle()
+    history = scenario.settle()
     first, *_ = history.log.claims.values()
     assert first.given_back
     assert FIRST_LINES <= first.acknowledged < len(first.rows)
@@ -128,14 +130,14 @@ def test_told_to_end_it_gives_back_at_once_what_is_not_shown(story: DrainStory) 
     assert history.seen()["redelivered"] == 0
 
 
-def test_told_to_end_with_all_shown_it_acknowledges_first(story: DrainStory) -> None:
-    loop = story.start()
-    shown = story.trap(loop, "ack", before(loop.process.terminate))
-    story.send(CLAIM_LIMIT)
+def test_told_to_end_with_all_shown_it_acknowledges_first(scenario: DrainScenario) -> None:
+    loop = scenario.start()
+    shown = scenario.trap(loop, "ack", before(loop.process.terminate))
+    scenario.send(CLAIM_LIMIT)
     shown.wait()
     assert loop.end() == 0
-    assert story.in_flight() == 0
-    history = story.settle()
+    assert scenario.in_flight() == 0
+    history = scenario.settle()
     assert history.seen()["redelivered"] == 0
     assert unfinished_of(history) == []
 

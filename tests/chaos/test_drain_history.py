@@ -14,7 +14,7 @@ from pipeline.store.base import Claim as StoreClaim
 from pipeline.store.connection import connect
 from pipeline.store.keys import Keys
 from pipeline.store.redis_store import RedisStore
-from tests.chaos.drain_history import KILLED, STOPPED, Ending, History, Interruption, Shown, check
+from tests.chaos.drain_history import KILLED, STOPPED, History, Interruption, LoopExit, Shown, check
 from tests.chaos.drain_log import Claim, Row, asking, read_log
 from tests.chaos.proxy import Exchange, Proxy, lose_reply, refuse, reply_with
 from tests.servers import RealServer
@@ -46,9 +46,9 @@ def good() -> History:
     history.log.failed[ALIVE] = 1
     history.counters = {"stored": 2, "delivered": 2, "reclaimed": 2}
     outage = ["drain: waiting for Redis: it is away", "drain: Redis answers again"]
-    history.endings = {
-        DEAD: Ending(-9, []),
-        ALIVE: Ending(0, [*outage, "drain: delivered 2 messages, lateness p50 1 ms; 0 late acks, 2 reclaimed"]),
+    history.exits = {
+        DEAD: LoopExit(-9, []),
+        ALIVE: LoopExit(0, [*outage, "drain: delivered 2 messages, lateness p50 1 ms; 0 late acks, 2 reclaimed"]),
     }
     return history
 
@@ -67,7 +67,7 @@ def breaks(*checks: str) -> Callable[[Break], Break]:
     return register
 
 
-@breaks("nothing_lost", "fencing", "endings")
+@breaks("nothing_lost", "fencing", "exits")
 def a_message_is_never_shown(history: History) -> None:
     history.shown.pop()
 
@@ -91,7 +91,7 @@ def a_message_is_another(history: History) -> None:
 @breaks("repeats", "claims")
 def nothing_excuses_a_duplicate(history: History) -> None:
     history.interruptions = [Interruption(STOPPED, DUE_MS, loop=ALIVE)]
-    history.endings[DEAD] = Ending(0, ["drain: delivered 0 messages; 1 late acks, 0 reclaimed"])
+    history.exits[DEAD] = LoopExit(0, ["drain: delivered 0 messages; 1 late acks, 0 reclaimed"])
 
 
 @breaks("repeats", "claims")
@@ -182,22 +182,22 @@ def a_loop_says_nothing_of_an_outage(history: History) -> None:
     say(history)
 
 
-@breaks("endings")
+@breaks("exits")
 def a_loop_ends_by_itself(history: History) -> None:
     end(history, 1, "delivered 2 messages; 0 late acks, 2 reclaimed")
 
 
-@breaks("endings")
+@breaks("exits")
 def a_loop_has_no_last_line(history: History) -> None:
     end(history, 0, "bye")
 
 
-@breaks("endings")
+@breaks("exits")
 def a_loop_counts_too_much(history: History) -> None:
     end(history, 0, "delivered 3 messages; 0 late acks, 2 reclaimed")
 
 
-@breaks("endings")
+@breaks("exits")
 def a_loop_takes_what_it_acknowledged_for_late(history: History) -> None:
     end(history, 0, "delivered 1 message; 1 late acks, 2 reclaimed")
 
@@ -209,11 +209,11 @@ def show(history: History, number: int, **changes: object) -> None:
 
 def say(history: History, *lines: str) -> None:
     """Let the loop that lives on say other lines before its last."""
-    history.endings[ALIVE] = Ending(0, [*(f"drain: {line}" for line in lines), history.endings[ALIVE].said[-1]])
+    history.exits[ALIVE] = LoopExit(0, [*(f"drain: {line}" for line in lines), history.exits[ALIVE].said[-1]])
 
 
 def end(history: History, code: int, last: str) -> None:
-    history.endings[ALIVE] = Ending(code, [*history.endings[ALIVE].said[:-1], f"drain: {last}"])
+    history.exits[ALIVE] = LoopExit(code, [*history.exits[ALIVE].said[:-1], f"drain: {last}"])
 
 
 def claim_once_more(history: History, begun_ms: int, attempt: int) -> None:

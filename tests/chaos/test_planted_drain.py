@@ -5,10 +5,10 @@ from functools import partial
 
 import pytest
 
-from tests.chaos import drain_story
+from tests.chaos import drain_scenario
 from tests.chaos import test_drain_connections as connections
 from tests.chaos import test_drain_crashes as crashes
-from tests.chaos.drain_story import DrainStory, when_claimed
+from tests.chaos.drain_scenario import DrainScenario, when_claimed
 from tests.chaos.proxy import after
 from tests.planting import replace_once
 
@@ -20,7 +20,7 @@ BUFFERED = 'late, self._late = getattr(self, "_late", b""), b"".join(lines)'
 SUBSCRIBED = "self._pubsub.subscribe(*self._channels)"
 
 # The fault, its place, old and new text, the test that fails, and how.
-PLANTED: dict[str, tuple[str, str, str, Callable[[DrainStory], None], str]] = {
+PLANTED: dict[str, tuple[str, str, str, Callable[[DrainScenario], None], str]] = {
     "messages are acknowledged before they are shown": (
         TICK,
         DELIVER,
@@ -68,7 +68,7 @@ PLANTED: dict[str, tuple[str, str, str, Callable[[DrainStory], None], str]] = {
         "return held or (call.tries > 1 and lease.is_running())",
         "return held",
         partial(connections.test_a_call_that_is_lost_costs_nothing, script="ack", fault=after),
-        r"endings: \d+ says \d+ messages delivered and acknowledged 40",
+        r"exits: \d+ says \d+ messages delivered and acknowledged 40",
     ),
     "a loop waits for the wake_listener's confirmation": (
         "pipeline/store/wakeup.py",
@@ -96,10 +96,10 @@ PLANTED: dict[str, tuple[str, str, str, Callable[[DrainStory], None], str]] = {
 
 @pytest.mark.planted
 @pytest.mark.parametrize("name", PLANTED)
-def test_a_planted_fault_is_noticed(name: str, story: DrainStory, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_planted_fault_is_noticed(name: str, scenario: DrainScenario, monkeypatch: pytest.MonkeyPatch) -> None:
     path, old, new, test, said = PLANTED[name]
-    planted = story.checkout.root / path
+    planted = scenario.checkout.root / path
     planted.write_text(replace_once(planted.read_text(encoding="utf-8"), old, new, name), encoding="utf-8")
-    monkeypatch.setattr(drain_story, "WAIT_SEC", WAIT_SEC)
+    monkeypatch.setattr(drain_scenario, "WAIT_SEC", WAIT_SEC)
     with pytest.raises(AssertionError, match=said):
-        test(story)
+        test(scenario)

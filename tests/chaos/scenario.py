@@ -98,7 +98,7 @@ def random_crash(random: Random, once: bool = False) -> Crash:
 
 
 @dataclass
-class Story:
+class Scenario:
     """A checkout, its server, and the truth about what was sent."""
 
     checkout: Checkout

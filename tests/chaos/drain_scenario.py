@@ -15,7 +15,7 @@ from pipeline.store.base import Transaction
 from pipeline.store.connection import connect
 from pipeline.store.retry import retry_until_available
 from pipeline.store.shards import keys_of, open_shards
-from tests.chaos.drain_history import KILLED, SERVER_KILLED, STOPPED, Ending, History, Interruption, Shown, check
+from tests.chaos.drain_history import KILLED, SERVER_KILLED, STOPPED, History, Interruption, LoopExit, Shown, check
 from tests.chaos.drain_log import asking, read_log, request_of, value_of
 from tests.chaos.drain_loop import Loop
 from tests.chaos.drain_mail import DUES_MS, make_mail
@@ -33,7 +33,7 @@ FIRST_LINES = 7
 clock = SystemClock()
 
 
-class Strike:
+class OneTimeFault:
     """Something that is done at a call once, however many calls meet it; then the connection ends, if it ``cuts``."""
 
     def __init__(self, hit: Callable[[], object] = lambda: None, cuts: bool = True) -> None:
@@ -69,7 +69,7 @@ def when_claimed(action: Callable[[], object]) -> Fault:
 
 
 @dataclass
-class DrainStory:
+class DrainScenario:
     """A server, a proxy before it, loops behind that, and messages."""
 
     checkout: Checkout
@@ -237,7 +237,7 @@ class DrainStory:
         history.shown = self.shown()
         history.log = read_log(self._exchanges)
         for loop in self.loops:
-            history.endings[loop.number] = Ending(loop.end(), [line for _, line in loop.err])
+            history.exits[loop.number] = LoopExit(loop.end(), [line for _, line in loop.err])
         self._look_at_the_server()
         problems = check(history)
         assert not problems, "\n".join([*problems, self.screens()])
