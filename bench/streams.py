@@ -126,7 +126,9 @@ def _handle(server: Server, count: int, retained: int | None) -> Sample:
     store_pairs(server, make_pairs(first_ms + n * 1000 // RATE for n in range(count)))
     with running([start_ours(server, NULL, "--sink", "stream"), _start_consumer(server, "g", PIPE, "new")]) as loops:
         time.sleep(max(0, first_ms - clock.wall_ms()) / 1000)
-        change_topic_settings(server.client, RedisSettings(), ALL_TOPICS, {"retain_messages": retained or 0})
+        client = connect(RedisSettings(url=server.url))
+        change_topic_settings(client, RedisSettings(), ALL_TOPICS, {"retain_messages": retained or 0})
+        client.close()
         reader = loops[1].reader
         assert reader is not None
         reader.wait_for_lines(count, (first_ms - clock.wall_ms() + count * 1000 / RATE) / 1000 + EXTRA_SEC)

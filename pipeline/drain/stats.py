@@ -2,7 +2,7 @@
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from math import inf
 
@@ -45,30 +45,41 @@ class Totals(LoopStats):
         for (topic, due_ms, id_head), count in alike.items():
             stats = self.of_topic(topic)
             stats.delivered += count
-            self._count_lateness(stats, due_ms, id_head, delivered_ms, count)
+            self._count_lateness(stats, [due_ms], id_head, delivered_ms, count)
 
-    def count_moved(self, moved: Mapping[Moved, int], at_ms: int) -> int:
+    def count_moved(self, moved: Sequence[Moved], at_ms: int) -> int:
         """Count what went into streams at ``at_ms`` on the server's clock; return how much.
 
         A retry for a group was late once: only its first delivery counts for the lateness of its topic.
         """
-        total = sum(moved.values())
+        total = 0
+        for topic, group, id_head, dues_ms in moved:
+            stats = self.of_topic(topic)
+            stats.delivered += len(dues_ms)
+            total += len(dues_ms)
+            if not group:
+                self._count_lateness(stats, dues_ms, id_head, at_ms)
         self.claimed += total
         self.delivered += total
-        for (due_ms, topic, group, id_head), count in moved.items():
-            stats = self.of_topic(topic)
-            stats.delivered += count
-            if not group:
-                self._count_lateness(stats, due_ms, id_head, at_ms, count)
         return total
 
-    def _count_lateness(self, stats: TopicStats, due_ms: int, id_head: str, at_ms: int, messages: int) -> None:
-        """Count from the due time, or from the arrival if that was later: what was late on arrival is nobody's delay here."""
+    def _count_lateness(
+        self, stats: TopicStats, dues_ms: Sequence[int], id_head: str, at_ms: int, alike: int = 1
+    ) -> None:
+        """Count from the due time, or from the arrival if that was later: what was late on arrival is nobody's delay here.
+
+        Args:
+            alike: messages of each due time.
+        """
         came_ms = arrival_ms(id_head)
-        if came_ms is not None and due_ms < came_ms <= at_ms + ARRIVAL_AHEAD_MS:
-            self.late_on_arrival += messages
-            due_ms = came_ms
-        stats.lateness.add(at_ms - due_ms, messages)
+        if came_ms is None or came_ms > at_ms + ARRIVAL_AHEAD_MS:
+            came_ms = 0
+        add = stats.lateness.add
+        for due_ms in dues_ms:
+            if due_ms < came_ms:
+                self.late_on_arrival += alike
+                due_ms = came_ms
+            add(at_ms - due_ms, alike)
 
     def count_error(self, error: Exception) -> None:
         """Count an error of ours under the name of what caused it: a class of the client or of the system."""

@@ -68,7 +68,7 @@ class Tick:
         """The latest due time of what was claimed or moved, None if nothing was."""
         if self.reply.claim is not None:
             return self.reply.claim.messages[-1].due_ms
-        return max((each.due_ms for each in self.reply.moved), default=None)
+        return max((max(each.dues_ms) for each in self.reply.moved), default=None)
 
     @property
     def is_lease_over(self) -> bool:

@@ -1,7 +1,7 @@
 """What the pipeline asks of a store, and the values that cross that border."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 NO_MARKER = ""  # of a file of which nothing is stored
@@ -82,15 +82,15 @@ class Claim:
 
 
 class Moved(NamedTuple):
-    """A message that went into a stream: when it was due (epoch ms UTC), and the beginning of its id, see ``ids.arrival_ms``.
+    """Messages that went into a stream: when each was due (epoch ms UTC), and the beginning of their ids, see ``ids.arrival_ms``.
 
     ``group`` is "", but for what comes again for one group.
     """
 
-    due_ms: int
     topic: str
     group: str
     id_head: str
+    dues_ms: list[int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,14 +99,14 @@ class ClaimReply:
 
     ``next_due_ms`` is None if nothing is scheduled (with a claim: unknown, ask again). ``first_lease_ms`` is when the first
     lease of all loops ends, None if nothing is in flight. ``now_ms`` is the server's clock. ``moved`` is what
-    went into streams, and how many of each.
+    went into streams.
     """
 
     now_ms: int
     claim: Claim | None
     next_due_ms: int | None
     first_lease_ms: int | None
-    moved: Mapping[Moved, int] = field(default_factory=dict)
+    moved: Sequence[Moved] = ()
 
 
 class SchedulingStore(Protocol):

@@ -1,6 +1,5 @@
 """The store on a Redis server: Python values in and out, the scripts' status words turned into results or errors."""
 
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -126,7 +125,7 @@ class RedisStore:
             status, now_ms, first_lease_ms, detail, rows, attempts, texts, wanted = self._claim(token)
             self._targets.want(wanted)
             now, first_lease = int(now_ms), int(first_lease_ms) if first_lease_ms else None
-            moved = {_moved(text): count for text, count in Counter(texts).items()}
+            moved = _moved(texts)
             if status == b"OK":
                 messages = _claimed_messages(rows, attempts)
                 claim = Claim(self._keys.shard, token, self._oldest_bucket_ms, int(detail), messages)
@@ -281,9 +280,15 @@ def _claimed_messages(rows: Sequence[bytes], attempts: Sequence[bytes]) -> list[
     return [ClaimedMessage(int(rows[i + 1]), int(attempts[i // 2]) + 1, rows[i]) for i in range(0, len(rows), 2)]
 
 
-def _moved(text: bytes) -> Moved:
-    due_ms, topic, group, id_head = text.decode("utf-8", "replace").split(":", 3)
-    return Moved(int(due_ms), topic, group, id_head)
+def _moved(texts: Sequence[bytes]) -> list[Moved]:
+    moved: list[Moved] = []
+    for text in texts:
+        if b":" in text:
+            due_ms, topic, group, id_head = text.decode("utf-8", "replace").split(":", 3)
+            moved.append(Moved(topic, group, id_head, [int(due_ms)]))
+        else:
+            moved[-1].dues_ms.append(int(text))
+    return moved
 
 
 def _holds(script: str, status: bytes) -> bool:

@@ -50,7 +50,7 @@ class Stage:
         store = RedisStore(self.user, self.keys, DrainSettings())
         moved = 0
         while found := store.claim(uuid.uuid4().hex).moved:
-            moved += sum(found.values())
+            moved += sum(len(each.dues_ms) for each in found)
         return moved
 
     def move_when_due(self, count: int = 1) -> None:

@@ -170,6 +170,6 @@ def test_what_a_pause_holds_is_served(scraped: Scraped) -> None:
 
 
 def test_retries_count_as_delivered_and_not_for_the_lateness(scraped: Scraped) -> None:
-    scraped.totals.count_moved(moved(1) | moved(1, 2, group="billing"), 5)
+    scraped.totals.count_moved(moved(1) + moved(1, 2, group="billing"), 5)
     assert scraped.value("duetime_delivered_total", topic="mail") == 3 == scraped.totals.delivered
     assert scraped.value("duetime_lateness_seconds_count", topic="mail") == 1

@@ -96,7 +96,7 @@ class StreamMachine(StoreMachine):
             assert reply.next_due_ms == self.now_ms
         elif self.look() == self.seen:
             super().check_wait(reply)
-        assert all(each.due_ms <= self.now_ms for each in reply.moved), "early"
+        assert all(max(each.dues_ms) <= self.now_ms for each in reply.moved), "early"
 
     def check_that_each_is_in_one_place(self) -> None:
         of_text = {text_of(m): m for m in self.accepted}

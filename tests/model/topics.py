@@ -64,8 +64,13 @@ class Plan:
     rate_limits: dict[str, float] = field(default_factory=dict)
 
     def moved(self) -> list[bytes]:
-        moved = [step for step in self.steps if step.place in IN_STREAMS]
-        return [f"{step.due_ms}:{step.topic}:{step.group}:".encode() + step.member[:7] for step in moved]
+        moved, last = [], b""
+        for step in self.steps:
+            if step.place in IN_STREAMS:
+                rest = f":{step.topic}:{step.group}:".encode() + step.member[:7]
+                moved.append(str(step.due_ms).encode() + (b"" if rest == last else rest))
+                last = rest
+        return moved
 
 
 @dataclass

@@ -39,7 +39,7 @@
 --   BUCKET  another bucket is the oldest; detail is its bucket_start_ms: ask again for that one
 --   EMPTY   nothing is scheduled; detail is ""
 -- moved is due_ms:topic:group:when it came in, as its id says, for each message that went into a stream; group is "" but for retries.
--- wanted are the targets that the next messages need
+-- Of a message that differs from the one before in its due time alone it is due_ms. wanted are the targets that the next messages need
 --
 -- include common
 local buckets, bucket, claims, claim, attempts, pauses = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]

@@ -22,12 +22,25 @@ local function are_strings(headers)
   return true
 end
 
--- 14 characters of a token and 8 hex digits, as in core/messages.py
-local MESSAGE_ID = '^' .. string.rep('[-0-9A-Z_a-z]', 14) .. string.rep('[0-9a-f]', 8)
+-- 14 characters of a token and 8 hex digits, as in core/messages.py. The messages of a file have their token in common.
+local TOKEN_LENGTH, TOKEN = 14, '^' .. string.rep('[-0-9A-Z_a-z]', 14)
+local last_token
+
+local function has_message_id(member)
+  local token = string.sub(member, 1, TOKEN_LENGTH)
+  if token ~= last_token then
+    if not string.find(token, TOKEN) then
+      return false
+    end
+    last_token = token
+  end
+  local _, last_digit = string.find(member, '^[0-9a-f]+', TOKEN_LENGTH + 1)
+  return last_digit and last_digit >= MESSAGE_ID_LENGTH
+end
 
 -- Return what a member says, with the names of the JSON form; one that is not of our format is a message as it stands.
 local function read_member(member)
-  if not string.find(member, MESSAGE_ID) then
+  if not has_message_id(member) then
     return {topic = 'default', message = member}
   end
   local form, rest = string.sub(member, FORM_AT, FORM_AT), string.sub(member, FORM_AT + 1)

@@ -1,4 +1,4 @@
-local moved, has_ids = {}, false -- moved as in the reply
+local moved, has_ids, last_topic, last_group, last_arrival = {}, false -- moved as in the reply
 local ARRIVAL_LENGTH = 7 -- of an id: when its message came in
 local delivered, dead = 0, 0
 
@@ -51,8 +51,13 @@ local function move(step)
       dead = dead + 1
     else
       delivered = delivered + 1
-      local group, arrival = step.body.group or '', string.sub(step.member, 1, ARRIVAL_LENGTH)
-      moved[delivered] = step.due_ms .. ':' .. step.body.topic .. ':' .. group .. ':' .. arrival
+      local topic, group, arrival = step.body.topic, step.body.group or '', string.sub(step.member, 1, ARRIVAL_LENGTH)
+      if topic == last_topic and group == last_group and arrival == last_arrival then
+        moved[delivered] = step.due_ms
+      else
+        moved[delivered] = step.due_ms .. ':' .. topic .. ':' .. group .. ':' .. arrival
+        last_topic, last_group, last_arrival = topic, group, arrival
+      end
     end
   end
 end
