@@ -42,11 +42,11 @@ class Keys:
         return self._key("ids")
 
     def marker(self, source_id: str, part_id: str) -> str:
-        """STRING: how far a landing file is stored; a key of its own, so that writers of other files don't touch it."""
+        """STRING: how far a part of a landing file is stored; a key of its own, so that writers of others don't touch it."""
         return self._key(f"marker:{source_id}:{part_id}")
 
     def markers(self, source_id: str) -> str:
-        """ZSET: marker token -> epoch ms at which its marker moved last."""
+        """ZSET: part id -> epoch ms at which its marker moved last."""
         return self._key(f"markers:{source_id}")
 
     def ingest(self, source_id: str) -> str:
