@@ -34,7 +34,7 @@ class Keys:
         return self._key(f"claim:{lease_token}")
 
     def attempts(self) -> str:
-        """HASH: message_id -> claims that ended without acknowledgement; no field for the usual 0."""
+        """HASH: message_id -> how often it was claimed and may have been delivered, and not acknowledged; none for 0."""
         return self._key("attempts")
 
     def ids(self) -> str:
@@ -114,5 +114,5 @@ class Keys:
         return self._key("meta")
 
     def wake(self) -> str:
-        """Channel: the due_ms of a newcomer that is due before everything else, for the loops that wait."""
+        """Channel: a time (epoch ms) from which on something may be due, or 0: loops that wait look at once."""
         return self._key("wake")
