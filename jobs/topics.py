@@ -78,7 +78,7 @@ def read_changes(what: str, names: list[str]) -> tuple[str, dict[str, Value | No
 
 
 def main(arguments: list[str], stop: Stop) -> int:
-    """List, pause or resume topics, or list their groups."""
+    """List, pause or resume topics, list or drop their groups, or show or change their settings."""
     given, settings = parse_arguments(arguments)
     with open_connection(settings, stop, may_create=given.what == "set") as connection:
         if given.what in ("settings", "set", "unset"):

@@ -46,7 +46,8 @@ def new_parser(name: str, description: str) -> argparse.ArgumentParser:
     parser.add_argument(
         "--redis",
         metavar="URL",
-        help="redis://, rediss:// or unix:// (default: REDIS_URL, else the private server of this checkout)",
+        help="redis://, rediss:// or unix:// (default: REDIS_URL, else redis.url of the configuration, "
+        "else the private server of this checkout)",
     )
     parser.add_argument("--namespace", metavar="NAME", help="keeps pipelines on one server apart (default: duetime)")
     parser.add_argument(

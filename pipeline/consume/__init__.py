@@ -1,1 +1,1 @@
-"""Reading the messages of a topic: ``consumer.Consumer`` is what user code needs."""
+"""Reading the messages of a topic: user code needs ``opening.open_consumer``, and ``handling.run`` or its methods."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from pipeline.config import TopicSettings
-from pipeline.consume.in_flight import Held, InFlight
+from pipeline.consume.in_flight import Delivery, InFlight
 from pipeline.consume.leases import KEEP_SHARE, LeaseRenewer
 from pipeline.consume.retries import ABANDONED, FAILED, Outcome, retry_delay_ms
 from pipeline.core.clock import Clock
@@ -114,7 +114,7 @@ class Consumer:
     def take(self, limit: int | None = None) -> list[Entry]:
         """Wait a while for messages and return some, none if there are none; settle them before the next call."""
         while self._fetch(limit or self.limit):
-            started = [self._start(held) for held in self._in_flight.waiting()]
+            started = [self._start(delivery) for delivery in self._in_flight.waiting()]
             if found := [entry for entry in started if entry]:
                 return found
         return []
@@ -142,8 +142,8 @@ class Consumer:
     def renewing(self) -> Iterator[None]:
         """Renew the leases of what is in flight, from a thread, while the block runs, for ``handler_timeout_sec`` at most."""
         in_flight = list(self._in_flight.values())
-        entries = [held.entry for held in in_flight]
-        self._renewer.begin(entries, min((held.since_ms for held in in_flight), default=float("inf")))
+        entries = [delivery.entry for delivery in in_flight]
+        self._renewer.begin(entries, min((delivery.since_ms for delivery in in_flight), default=float("inf")))
         try:
             yield
         finally:
@@ -169,7 +169,7 @@ class Consumer:
         """Let others have what was read and not started yet."""
         waiting = self._in_flight.waiting()
         self._retrying(lambda: self._release(waiting))
-        self._in_flight.forget(held.entry for held in waiting)
+        self._in_flight.forget(delivery.entry for delivery in waiting)
 
     def pause(self, ms: float) -> None:
         """Wait; others get meanwhile what was not started, but in an ordered group this one stays the active consumer."""
@@ -223,7 +223,7 @@ class Consumer:
         """Find what was delivered to this consumer without its knowledge."""
         if self._may_have_more:
             for stream in self.store.streams:
-                self._in_flight.hold(
+                self._in_flight.add(
                     self._reclaimed(stream, None), self.clock.monotonic_ms(), is_counted=self._lost_a_read
                 )
             self._may_have_more = self._lost_a_read = False
@@ -243,7 +243,7 @@ class Consumer:
             for _ in range(PAGES_MAX):
                 page = self.store.reclaim(stream, self._cursors.get(stream, BEGINNING), PAGE, round(self._lease_ms))
                 self._cursors[stream] = page.cursor
-                found += self._in_flight.hold(page.entries, now_ms, is_counted=False)
+                found += self._in_flight.add(page.entries, now_ms, is_counted=False)
                 if found or page.cursor == END:
                     break
         self._may_have_more = False
@@ -261,7 +261,7 @@ class Consumer:
             self._may_have_more = self._lost_a_read = False
 
         self.interruptible(read)
-        self._in_flight.hold(found, asked_ms, is_counted=True)
+        self._in_flight.add(found, asked_ms, is_counted=True)
         if self.store.ordered and not found:
             self.interruptible(lambda: self.store.wait(self.block_ms))
 
@@ -293,32 +293,32 @@ class Consumer:
             if cursor == END:
                 return
 
-    def _start(self, held: Held) -> Entry | None:
+    def _start(self, delivery: Delivery) -> Entry | None:
         """Start a message; None if it is not this consumer's any more, or was abandoned too often to be started now."""
-        if not held.is_counted:
-            if held.entry.delivery_count >= STARTS_MAX:
-                self._give_up(held.entry, ABANDONED, "its consumers did not come back", counts=True)
+        if not delivery.is_counted:
+            if delivery.entry.delivery_count >= STARTS_MAX:
+                self._give_up(delivery.entry, ABANDONED, "its consumers did not come back", counts=True)
                 return None
-            [is_own] = self._surely(lambda: self.store.settle("start", [held.entry]), [True], held.since_ms)
-            held.entry, held.is_counted = held.entry.delivered_once_more(), True
+            [is_own] = self._surely(lambda: self.store.settle("start", [delivery.entry]), [True], delivery.since_ms)
+            delivery.entry, delivery.is_counted = delivery.entry.delivered_once_more(), True
             if not is_own:
-                del self._in_flight[held.entry.key]
+                del self._in_flight[delivery.entry.key]
                 return None
-        held.is_started = True
-        return held.entry
+        delivery.is_started = True
+        return delivery.entry
 
     def _keep_waiting(self) -> None:
         """Extend in time the leases of what was not started yet, and forget what is another's by now."""
         waiting = self._in_flight.waiting()
-        oldest_ms = min((held.since_ms for held in waiting), default=float("inf"))
+        oldest_ms = min((delivery.since_ms for delivery in waiting), default=float("inf"))
         if self.clock.monotonic_ms() - oldest_ms >= self._lease_ms * KEEP_SHARE:
-            self.extend(*(held.entry for held in waiting))
+            self.extend(*(delivery.entry for delivery in waiting))
 
-    def _release(self, held: Iterable[Held]) -> None:
+    def _release(self, deliveries: Iterable[Delivery]) -> None:
         """Let others have messages at once; those that were not started count as not delivered."""
-        each = list(held)
-        self.store.settle("undo", [h.entry for h in each if h.is_counted and not h.is_started])
-        self.store.settle("release", [h.entry for h in each if h.is_started or not h.is_counted])
+        known = list(deliveries)
+        self.store.settle("undo", [each.entry for each in known if each.is_counted and not each.is_started])
+        self.store.settle("release", [each.entry for each in known if each.is_started or not each.is_counted])
 
     def _settle(self, verb: str, entries: Sequence[Entry]) -> list[bool]:
         since_ms = self._in_flight.since_ms(entries)

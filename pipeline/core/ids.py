@@ -67,7 +67,10 @@ def message_id(token: str, line_no: int) -> str:
 
 
 def message_id_of_entry(entry_id: str) -> str:
-    """Name the message of a stream's entry, ``<epoch ms>-<number>``, when it is scheduled anew: unique, in the same order."""
+    """Name the message of a stream's entry, ``<epoch ms>-<number>``, when it is scheduled anew.
+
+    Ids sort as entries do. Two groups that retry the same entry give the same id: their members differ in the group.
+    """
     ms, _, number = entry_id.partition("-")
     return f"{int(ms):013d}{int(number):09d}"[-MESSAGE_ID_LENGTH:]
 

@@ -87,7 +87,8 @@ class Message:
 
         id: the idempotency key, else the message id; "" in a request without a key.
 
-        message_id: of this time that it is scheduled; no two members share it. "" in a request, which has none yet.
+        message_id: of this time that it is scheduled; "" in a request, which has none yet. Unique among messages that are
+            scheduled for the first time; that of others comes from their stream entry (``ids.message_id_of_entry``).
 
         attempt: which one this is, from 1.
 

@@ -48,7 +48,7 @@ class Summary:
     """What became of the lines of a partition or batch.
 
     ``first_reject`` says where a rejected line stood, if any was, and why. ``file_tokens`` are its files, of which all is stored
-    unless ``lost`` says how many parts the server has lost again.
+    unless ``lost`` says how many parts the server has lost again; a part that is in several shards counts in each.
     """
 
     lines: int = 0
@@ -97,7 +97,9 @@ class BatchWriter:
         started_ms = self._clock.monotonic_ms()
         total = self._write(batch)
         while total.lost:
-            log.warning("Redis lost what it had taken of %d files, as after a crash; they are stored again", total.lost)
+            log.warning(
+                "Redis lost what it had taken of %d parts of files, as after a crash; they are stored again", total.lost
+            )
             total = self._write(batch)
         self._report(batch_id, total, (self._clock.monotonic_ms() - started_ms) / 1000)
 

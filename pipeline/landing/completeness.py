@@ -3,7 +3,8 @@
 The kernel knows best: a read lease is refused with EAGAIN while any process has the file open for writing, so no event has
 to be seen, and a file that lay there before the job started is judged as well as a new one. There is no lease on a file of
 another user (EACCES without CAP_LEASE), outside Linux, or on a file system that other machines write to, where this kernel
-doesn't know all the writers. There a file is complete when its size and times have not changed for a quiet period.
+doesn't know all the writers. There a file is complete when inotify has reported its close; without that, when its size and
+times have not changed for a quiet period, a longer one if inotify saw it created (``inspection.OPEN_QUIET_PERIOD_MS``).
 
 A lease that somebody's ``open`` breaks sends SIGIO, which kills a process that doesn't expect it, and a break can come
 in the microseconds between taking the lease and dropping it. So the signal is changed to SIGURG first, which everybody

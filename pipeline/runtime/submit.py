@@ -43,7 +43,7 @@ Jobs (each has its own --help; only ingest needs Java, and only it has use for s
   jobs/ingest.py        take requests in, on this machine or on a cluster (--master ..., --deploy-mode ...)
   jobs/drain.py         print messages when they are due, or move them into streams
   jobs/consume.py       print the messages of a topic as a consumer of a group
-  jobs/topics.py        list topics and groups; pause and resume topics
+  jobs/topics.py        list topics and groups; pause and resume topics; show and change settings; drop groups
   jobs/dead_letters.py  list, show, redrive and purge dead letters
   jobs/status.py        what is scheduled, in flight and delivered, and how late
 
@@ -53,11 +53,15 @@ Options:
   --version       show the versions of Duetime, Spark, Java and Python and exit
 
 Environment:
-  REDIS_URL       the Redis to use; without it, a private one is started in .duetime/, gone with its last user
+  REDIS_URL       the Redis to use; without it, redis.url of the configuration; without either, a private one is started
+                  in .duetime/, gone with its last user
+  DUETIME_CONFIG  the configuration file; without it, conf/pipeline.toml
+  DUETIME_<SECTION>_<KEY>
+                  a setting, such as DUETIME_INGEST_INPUT; counts instead of the one in the configuration file
+  DUETIME_SAMPLE  0: drop no sample messages
   JAVA_HOME       the Java to use, 17 or newer; without it, the one on PATH, or one that was installed along
   SPARK_CONF_DIR  Spark's configuration; without it, conf/
   PYSPARK_PYTHON  the Python of a cluster's executors
-  DUETIME_SAMPLE  0: drop no sample messages
 """
 
 

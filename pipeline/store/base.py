@@ -23,7 +23,7 @@ class MessageRows:
 
 @dataclass(frozen=True, slots=True)
 class IdentifiedMessage:
-    """A message whose caller gave it an id: stored only if that id is not known."""
+    """A message with an idempotency key: stored only if that key is not known."""
 
     bucket_start_ms: int
     due_ms: int

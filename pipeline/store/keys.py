@@ -34,7 +34,7 @@ class Keys:
         return self._key(f"claim:{lease_token}")
 
     def attempts(self) -> str:
-        """HASH: message_id -> claims that ended without acknowledgement; no field for the usual 0."""
+        """HASH: message_id -> how often it was claimed and may have been delivered, and not acknowledged; none for 0."""
         return self._key("attempts")
 
     def ids(self) -> str:
@@ -42,11 +42,11 @@ class Keys:
         return self._key("ids")
 
     def marker(self, source_id: str, part_id: str) -> str:
-        """STRING: how far a landing file is stored; a key of its own, so that writers of other files don't touch it."""
+        """STRING: how far a part of a landing file is stored; a key of its own, so that writers of others don't touch it."""
         return self._key(f"marker:{source_id}:{part_id}")
 
     def markers(self, source_id: str) -> str:
-        """ZSET: marker token -> epoch ms at which its marker moved last."""
+        """ZSET: part id -> epoch ms at which its marker moved last."""
         return self._key(f"markers:{source_id}")
 
     def ingest(self, source_id: str) -> str:
@@ -114,5 +114,5 @@ class Keys:
         return self._key("meta")
 
     def wake(self) -> str:
-        """Channel: the due_ms of a newcomer that is due before everything else, for the loops that wait."""
+        """Channel: a time (epoch ms) from which on something may be due, or 0: loops that wait look at once."""
         return self._key("wake")

@@ -174,7 +174,7 @@ class RedisStore:
         """Forget the first ``delivered`` messages of ``claim``. Atomic; saying it twice counts once.
 
         Args:
-            idempotency_keys: the ids that callers gave to those messages; they are remembered for ``id_retention_sec``.
+            idempotency_keys: of those messages that have one; they are remembered for ``id_retention_sec``.
 
         Returns:
             False if the lease is over: the messages are, or will be, delivered again by whoever takes them.

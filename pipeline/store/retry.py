@@ -22,7 +22,9 @@ def retry_until_available(
     random: Callable[[], float],
     stopping: Callable[[], bool] = lambda: False,
 ) -> T:
-    """Make a call to a store again until the server answers it; every call of ``Store`` may be repeated.
+    """Make a call to a store again until the server answers it.
+
+    Every call of ``SchedulingStore``, ``DrainStore`` and ``GroupStore`` may be repeated.
 
     Args:
         wait: pauses for so many milliseconds, or less.

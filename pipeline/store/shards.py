@@ -1,8 +1,8 @@
 """A namespace as several shards: each has all keys of its own under its own hash tag, and messages are spread over them.
 
-A message belongs to the shard of its file, or of the id that its caller gave it, so that the same id always meets the same memory
-of ids (docs/adr/0010-shards.md). How many shards a namespace has is written down in it: with another number the markers and ids
-would be looked for in the wrong places.
+A message belongs to the shard of its part of a file, or of its idempotency key, so that the same key always meets the
+same memory of keys (docs/adr/0010-shards.md). How many shards a namespace has is written down in it: with another number
+the markers and idempotency keys would be looked for in the wrong places.
 """
 
 import zlib
@@ -16,7 +16,7 @@ from pipeline.store.redis_store import RedisStore
 
 
 def shard_of(name: str, shards: int) -> int:
-    """Return the shard of a marker token or idempotency key: CRC-32 of its UTF-8 bytes, modulo the number of shards."""
+    """Return the shard of a part id or idempotency key: CRC-32 of its UTF-8 bytes, modulo the number of shards."""
     return zlib.crc32(name.encode()) % shards
 
 
@@ -33,12 +33,12 @@ class ShardedStore:
         self._next = 0
 
     def markers(self, source_id: str, part_ids: Sequence[str]) -> list[str]:
-        """Return how far each file is stored in its own shard; what callers gave an id may still be missing elsewhere."""
+        """Return how far each part is stored in its own shard; what has an idempotency key may still be missing elsewhere."""
         found: dict[str, str] = {}
         for number, shard in enumerate(self._shards):
-            tokens = [token for token in part_ids if shard_of(token, len(self._shards)) == number]
-            found.update(zip(tokens, shard.markers(source_id, tokens), strict=True))
-        return [found[token] for token in part_ids]
+            own = [part_id for part_id in part_ids if shard_of(part_id, len(self._shards)) == number]
+            found.update(zip(own, shard.markers(source_id, own), strict=True))
+        return [found[part_id] for part_id in part_ids]
 
     def marked_parts(self, source_id: str) -> Iterator[tuple[str, int]]:
         """Walk the markers of a source; one that several shards have comes several times, from each with its own time."""

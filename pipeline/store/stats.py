@@ -23,8 +23,8 @@ class Stats:
 
     ``held`` came due while its topic was paused: it counts as ``scheduled``, and not as late. ``next_due_ms`` is of what is
     scheduled and not held, None if nothing is. ``overdue_ms`` is how late the oldest message is that is scheduled or in flight,
-    0 if none is; ``late`` how many of these were due more than ``LATE_MS`` ago. ``dead`` are the dead letters that are there,
-    ``counters`` the totals of the namespace's life.
+    0 if none is; ``late`` how many of these were due more than ``LATE_MS`` ago: of a claim all, if its first was.
+    ``dead`` are the dead letters that are there, ``counters`` the totals of the namespace's life.
     """
 
     now_ms: int

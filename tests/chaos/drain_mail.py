@@ -15,7 +15,7 @@ DUES_MS = (-5_000, -5_000, -700_000, 150, 400)  # from now: most at once, some o
 def make_mail(
     number: int, count: int, text: str = "", dues_ms: Sequence[int] = DUES_MS
 ) -> tuple[Transaction, dict[str, dict[str, Any]]]:
-    """Make a transaction, and by id what must be shown; some have an id of their caller's, a topic, headers.
+    """Make a transaction, and by id what must be shown; some have an idempotency key, a topic, headers.
 
     Args:
         number: unique to the transaction.

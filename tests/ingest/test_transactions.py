@@ -125,9 +125,9 @@ def test_messages_with_an_id_go_apart_and_rejects_are_counted_once_at_the_end() 
 
 
 @given(st.lists(st.sampled_from(["", "a", "b", "c", "d"]), max_size=20), st.integers(1, 5))
-def test_every_message_goes_to_one_shard_and_an_id_always_to_the_same(ids: list[str], shards: int) -> None:
-    callers = {index: idempotency_key for index, idempotency_key in enumerate(ids) if idempotency_key}
-    parts = split_by_shard(part_of(*range(len(ids)), ids=callers, rejected=2), shards)
+def test_every_message_goes_to_one_shard_and_an_idempotency_key_always_to_the_same(ids: list[str], shards: int) -> None:
+    given = {index: idempotency_key for index, idempotency_key in enumerate(ids) if idempotency_key}
+    parts = split_by_shard(part_of(*range(len(ids)), ids=given, rejected=2), shards)
     assert sorted(line for part in parts.values() for line in part.line_nos.tolist()) == list(range(1, len(ids) + 1))
     own = shard_of(TOKEN, shards)
     assert {shard: len(part.rejected) for shard, part in parts.items() if part.rejected} == {own: 2}

@@ -94,7 +94,7 @@ class TestSchedule:
         store.schedule("other", transaction((1, START_MS + 1), token="R" * 14))
         assert store.stats().scheduled == 3
 
-    def test_an_id_of_the_caller_is_stored_once_wherever_it_comes_again(self, bench: Bench) -> None:
+    def test_an_idempotency_key_is_stored_once_wherever_it_comes_again(self, bench: Bench) -> None:
         store = bench.store()
         first = transaction(identified=((1, START_MS, "order-1"), (2, START_MS, "order-1"), (3, START_MS, "order-2")))
         assert store.schedule("s", first) == Scheduled(stored=2, duplicates=1)
@@ -131,7 +131,7 @@ class TestSchedule:
             bench.store().schedule("s", transaction((1, START_MS), (2, EDGE_MS)))
         assert bench.store().markers("s", [TOKEN]) == [""]
 
-    def test_a_callers_id_is_not_known_before_its_message_is_there(self, bench: Bench) -> None:
+    def test_an_idempotency_key_is_not_known_before_its_message_is_there(self, bench: Bench) -> None:
         bench.client.set(bench.keys.bucket(EDGE_MS), "not ours")
         sent = transaction(identified=((1, EDGE_MS, "a"),))
         with pytest.raises(StoreProtocolError):
