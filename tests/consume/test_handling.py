@@ -128,7 +128,7 @@ def test_each_failure_is_logged_with_its_attempt_and_the_wait_before_the_next(
 
     stage.open().close()
     stage.send("bad", id="order-1")
-    caplog.set_level("DEBUG")
+    caplog.set_level("DEBUG", "pipeline")
     handle(stage, handler, stage.dead)
     said = [record.getMessage() for record in caplog.records if "order-1" in record.getMessage()]
     assert said == [

@@ -256,7 +256,7 @@ def test_once_takes_what_is_whole_and_ends(
 def test_once_gives_a_file_that_is_being_written_a_moment_then_leaves_it(
     open_files: Callable[..., FilesSource], inbox: Path, clock: ManualClock, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level(logging.INFO)
+    caplog.set_level(logging.INFO, "pipeline")
     source = open_files(clock=clock)
     (inbox / "whole.json").write_bytes(LINE)
     with open(inbox / "soon.json", "wb") as soon, open(inbox / "held.jsonl", "wb", buffering=0) as held:
@@ -349,7 +349,7 @@ def test_once_takes_a_close_after_lines_as_the_end_of_a_socket(
 def test_once_leaves_a_socket_that_is_never_silent(
     open_socket: Callable[..., SocketSource], server: LineServer, clock: ManualClock, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level(logging.INFO)
+    caplog.set_level(logging.INFO, "pipeline")
     source = open_socket(clock=clock)
     sent = []
 
