@@ -131,7 +131,7 @@ def main(arguments: list[str], stop: Stop) -> int:
         stack.callback(_stop_spark, spark)
         stack.enter_context(java_watched(stop))
         check_master(spark, settings)
-        heartbeat = IngestHeartbeat(connection.client, connection.shards[0], source.source_id, SystemClock())
+        heartbeat = IngestHeartbeat(connection.client, connection.shards[0], source.source_id)
         stack.callback(heartbeat.publish, has_ended=True)
         background = Background([heartbeat])
         background.start()

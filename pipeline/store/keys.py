@@ -54,7 +54,7 @@ class Keys:
         return self._key(f"ingest:{source_id}")
 
     def ingests(self) -> str:
-        """ZSET: source id -> epoch ms of its last batch, of every source that has such a hash."""
+        """ZSET: source id -> epoch ms of its last heartbeat, on the server's clock, of every source that has such a hash."""
         return self._key("ingests")
 
     def drain(self, loop_id: str) -> str:
@@ -62,7 +62,7 @@ class Keys:
         return self._key(f"drain:{loop_id}")
 
     def drains(self) -> str:
-        """ZSET: loop id -> epoch ms of its last word, of every loop that has such a hash."""
+        """ZSET: loop id -> epoch ms of its last heartbeat, on the server's clock, of every loop that has such a hash."""
         return self._key("drains")
 
     def topics(self) -> str:
