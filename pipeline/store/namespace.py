@@ -77,12 +77,16 @@ def adopt_topic_settings(client: Any, settings: Settings, complete: bool = False
 
 
 def current_topic_settings(client: Any, settings: Settings, topic: str) -> TopicSettings:
-    """Return what counts for a topic now.
+    """Return what counts for a topic now; the namespace may have settings of many others, which are not read.
 
     Raises:
         StoreError: no answer, or an error.
     """
-    return _with(settings, read_topic_settings(client, settings.redis)).of_topic(topic)
+    names = (ALL_TOPICS, topic)
+    with translated_errors():
+        texts = client.hmget(_shards(settings.redis)[0].topic_settings(), names)
+    found = {name: _known(json.loads(text)) for name, text in zip(names, texts, strict=True) if text is not None}
+    return _with(settings, found).of_topic(topic)
 
 
 def read_topic_settings(client: Any, settings: RedisSettings) -> dict[str, dict[str, Any]]:
