@@ -172,7 +172,8 @@ def load_settings(
     )
     given: dict[str, dict[str, Value]] = {}
     for layer, base, is_text, origin in layers:
-        for section, values in layer.items():
+        # Topics last: their own sink beats that of the drain job, which stands in for it, whatever the order of the tables.
+        for section, values in sorted(layer.items(), key=lambda table: table[0] == "topics"):
             for key, value in values.items():
                 checked = _convert(section, key, value, is_text, origin)
                 merged[section][key] = _resolve_path(checked, base) if (section, key) in PATHS else checked

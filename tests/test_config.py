@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from pipeline import config
-from pipeline.config import ROOT, RedisSettings, Settings, load_settings, redact_url
+from pipeline.config import ALL_TOPICS, ROOT, RedisSettings, Settings, load_settings, redact_url
 from pipeline.core.errors import ConfigError
 
 
@@ -141,6 +141,17 @@ def test_a_topic_has_its_own_settings_and_else_those_of_all(tmp_path: Path) -> N
     assert (own.sink, own.attempts_max, own.max_rate, own.lease_sec) == ("stream", 9, 5, 7.0)
     assert (other.sink, other.attempts_max, other.max_rate) == ("screen", 5, 5)
     assert load_settings({"drain": {"sink": "stream"}}, {}, path).of_topic("mail").sink == "stream"
+
+
+@pytest.mark.parametrize("drain_first", [True, False])
+def test_the_sink_of_topics_beats_that_of_the_drain_job_wherever_it_stands(tmp_path: Path, drain_first: bool) -> None:
+    tables = ['[topics]\nsink = "screen"\n', '[drain]\nsink = "stream"\n']
+    path = tmp_path / "pipeline.toml"
+    path.write_text("".join(reversed(tables) if drain_first else tables))
+    settings = load_settings({}, {}, path)
+    assert settings.given == {ALL_TOPICS: {"sink": "screen"}}
+    assert settings.of_topic("mail").sink == "screen"
+    assert load_settings({"drain": {"sink": "stream"}}, {}, path).given == {ALL_TOPICS: {"sink": "stream"}}, "as a flag"
 
 
 def test_an_unknown_key_in_the_environment_is_refused(file: Path) -> None:
