@@ -22,7 +22,7 @@ CLAIM_TRIES = (
 )
 RECLAIM_LIMIT = 16  # claims a call; each is at most claim_limit messages
 PAGE = 1_000  # fields a round trip
-DISK_WAIT_MS = 2_000  # appendfsync everysec takes one second; less than a reply may take
+DISK_WAIT_MS = 2_000  # at most; appendfsync everysec takes one second
 
 T = TypeVar("T")
 
@@ -85,13 +85,15 @@ class RedisStore:
         """Return when the server has everything that it has taken so far in its append-only file on disk.
 
         Raises:
-            StoreUnavailable: it has not got there in ``DISK_WAIT_MS``; ask again.
+            StoreUnavailable: it has not got there in time; ask again.
             StoreProtocolError: it keeps no such file.
         """
         # WAITAOF looks at the writes of its own connection only, so this one writes: what others wrote before is in front of it.
         write = frame_command("HINCRBY", self._keys.counters(), "stored", 0)
         with translated_errors(), self._connection() as connection:
-            connection.send_packed_command([write, frame_command("WAITAOF", 1, 0, DISK_WAIT_MS)])
+            reply_sec = connection.socket_timeout  # the wait must end well before; and 0 would be for ever
+            wait_ms = min(DISK_WAIT_MS, max(1, round(reply_sec * 1000 / 2))) if reply_sec else DISK_WAIT_MS
+            connection.send_packed_command([write, frame_command("WAITAOF", 1, 0, wait_ms)])
             connection.read_response()
             on_disk, _ = connection.read_response()
         if on_disk < 1:

@@ -87,6 +87,15 @@ def test_a_wait_for_the_disk_ends_when_what_was_stored_is_on_it(monkeypatch: pyt
             store.wait_for_disk()
 
 
+@needs_waitaof
+def test_a_wait_for_the_disk_ends_before_the_wait_for_its_reply_does() -> None:
+    with real_server("--appendonly", "yes", "--appendfsync", "no") as server:
+        store = RedisStore(connect(RedisSettings(url=server.url, reply_timeout_ms=300)), Keys("test"))
+        store.schedule("s", transaction((1, START_MS)))
+        with pytest.raises(StoreUnavailable, match="not on disk yet"):
+            store.wait_for_disk()
+
+
 def test_two_writers_of_the_same_file_at_the_same_time_store_it_once(server: RealServer) -> None:
     keys = Keys("test-two-writers")
     client = server.client()
