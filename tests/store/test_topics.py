@@ -410,6 +410,15 @@ class TestRetention:
         assert world.client.info("stats")["total_net_output_bytes"] < 100_000
         assert "cmdstat_xrange" not in world.client.info("commandstats")
 
+    def test_a_group_that_was_destroyed_by_hand_is_forgotten_with_its_topic(self, world: World) -> None:
+        GroupStore(world.client, [world.keys], "mail", "billing", "c").register("0-0", ordered=True)
+        self.trim(world)
+        assert world.client.hgetall(world.keys.groups("mail")) == {b"billing": b"ordered"}
+        world.client.xgroup_destroy(world.keys.stream("mail"), "billing")
+        self.trim(world)
+        assert world.topics().names() == []
+        assert not world.client.exists(world.keys.groups("mail"))
+
     def test_a_topic_of_which_nothing_is_left_is_forgotten(self, world: World) -> None:
         world.set("*", replace(STREAM, max_rate=1_000, retain_sec=1))
         for name in ("mail", "kept"):
