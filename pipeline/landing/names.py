@@ -91,7 +91,7 @@ class WorkName:
 
     def landing_name(self, segment: int, first_line: int) -> str:
         """Return the landing file name of one segment: the same after every restart."""
-        return _landing_name(self.token.plus(segment), first_line, self.kind, self.quoted)
+        return landing_name(self.token.plus(segment), first_line, self.kind, self.quoted)
 
 
 def quote_name(name: str) -> str:
@@ -118,9 +118,10 @@ def printable_name(name: str) -> str:
     return os.fsencode(name).decode("utf-8", "replace")
 
 
-def landing_name(token: Token, first_line: int, kind: str, original_name: str) -> str:
-    """Build the name of a landing file."""
-    return _landing_name(token, first_line, kind, quote_name(original_name))
+def landing_name(token: Token, first_line: int, kind: str, quoted: str) -> str:
+    """Build the name of a landing file, of the original name as ``quote_name`` gives it."""
+    # A landing file has no suffix: Spark would unpack a plain one whose original was called x.json.gz.
+    return f"{token}.{first_line}.{kind}.{quoted.replace('.', '+')}"
 
 
 def parse_landing_name(name: str) -> LandingName | None:
@@ -190,11 +191,6 @@ def parse_token(text: str) -> Token | None:
     for character in text:
         number = number * 64 + TOKEN_ALPHABET.index(character)
     return Token(number >> TOKEN_HALF_BITS, number & ((1 << TOKEN_HALF_BITS) - 1))
-
-
-def _landing_name(token: Token, first_line: int, kind: str, quoted: str) -> str:
-    # A landing file has no suffix: Spark would unpack a plain one whose original was called x.json.gz.
-    return f"{token}.{first_line}.{kind}.{quoted.replace('.', '+')}"
 
 
 def _quote(name: str) -> str:
