@@ -15,7 +15,6 @@ from pipeline.store.resp import frame_command
 from pipeline.store.routes import Targets
 from pipeline.store.schedule import schedule
 from pipeline.store.scripts import Scripts, run_script
-from pipeline.store.stats import Stats, read_stats
 
 CLAIM_TRIES = (
     8  # how often the oldest bucket may change, or a target be missing, before the loop looks after other things
@@ -240,10 +239,6 @@ class RedisStore:
             # The index last: what is cut off between the two is found again.
             self._read(partial(self._client.unlink, *(self._keys.marker(source_id, token) for token in page)))
             self._read(partial(self._client.zrem, self._keys.markers(source_id), *page))
-
-    def stats(self) -> Stats:
-        """Count what the shard holds; see ``read_stats``."""
-        return read_stats(self._client, [self._keys], self._server_ms())
 
     def _release(
         self, token: str, bucket_start_ms: int, lease_until_ms: int | str, claimed: int, delivered: int
