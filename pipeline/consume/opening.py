@@ -23,8 +23,8 @@ from pipeline.runtime.server import PrivateServer, serves
 from pipeline.store.checks import check_server
 from pipeline.store.connection import connect
 from pipeline.store.groups import BEGINNING, NEW, GroupStore
+from pipeline.store.keys import keys_of
 from pipeline.store.namespace import adopt_topic_settings, open_namespace
-from pipeline.store.shards import keys_of
 
 _ENTRY_ID = re.compile(r"[0-9]{1,16}-[0-9]{1,20}")
 BLOCK_MS = 1_000  # that a read waits for a message; it must end before the wait for its reply does

@@ -24,7 +24,7 @@ from pipeline.config import RedisSettings, Settings
 from pipeline.runtime.process import dies_with_parent, wait_until
 from pipeline.runtime.server import PrivateServer, call_server
 from pipeline.runtime.submit import Program, plan_program
-from pipeline.store.keys import Keys
+from pipeline.store.keys import keys_of
 
 STOP_TIMEOUT_S = 30.0
 REST_TIMEOUT_S = 5.0
@@ -149,8 +149,7 @@ def _note_stop_signals() -> list[int]:
 
 def wants_sample(server: PrivateServer, settings: RedisSettings) -> bool:
     """Return whether the namespace has never held a message, and nobody has switched the sample off."""
-    shards = [Keys(settings.namespace, shard) for shard in range(settings.shards)]
-    names = " ".join(key for keys in shards for key in (keys.buckets(), keys.counters()))
+    names = " ".join(key for keys in keys_of(settings) for key in (keys.buckets(), keys.counters()))
     is_empty = call_server(server.socket, f"EXISTS {names}".encode()) == b":0\r\n"
     return is_empty and os.environ.get("DUETIME_SAMPLE") != "0"
 

@@ -6,6 +6,8 @@ touch them together. ``docs/wire-format.md`` describes what each holds.
 
 from dataclasses import dataclass
 
+from pipeline.config import RedisSettings
+
 
 @dataclass(frozen=True, slots=True)
 class Keys:
@@ -116,3 +118,8 @@ class Keys:
     def wake(self) -> str:
         """Channel: the due_ms of a newcomer that is due before everything else, for the loops that wait."""
         return self._key("wake")
+
+
+def keys_of(settings: RedisSettings) -> list[Keys]:
+    """Return the keys of each shard; those of the first also hold what a namespace has once."""
+    return [Keys(settings.namespace, shard) for shard in range(settings.shards)]

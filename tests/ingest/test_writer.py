@@ -21,8 +21,8 @@ from pipeline.ingest.rejects import WORK_NAME, RejectsWriter
 from pipeline.ingest.transactions import PartQueue
 from pipeline.ingest.writer import BatchWriter, ShardWriter, Summary, WriterSettings, open_stores
 from pipeline.store.connection import connect
+from pipeline.store.keys import keys_of
 from pipeline.store.redis_store import RedisStore
-from pipeline.store.shards import keys_of
 from pipeline.store.stats import read_stats
 from tests.ingest.files import TOKEN, file_rows, parsed
 from tests.servers import RealServer

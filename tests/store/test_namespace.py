@@ -13,13 +13,14 @@ from pipeline.config import ALL_TOPICS, Settings, TopicSettings, load_settings
 from pipeline.core.errors import ConfigError
 from pipeline.core.messages import Message
 from pipeline.store.connection import connect
+from pipeline.store.keys import keys_of
 from pipeline.store.namespace import (
     adopt_topic_settings,
     change_topic_settings,
     current_topic_settings,
     read_topic_settings,
 )
-from pipeline.store.shards import ShardedStore, keys_of, open_shards
+from pipeline.store.shards import ShardedStore, open_shards
 from tests.servers import RealServer
 from tests.store.conftest import START_MS
 
