@@ -13,6 +13,7 @@ from pipeline.consume.opening import new_consumer, new_store, parse_start, stopp
 from pipeline.core.clock import Clock, SystemClock
 from pipeline.core.errors import ConfigError, SinkClosed, StoreUnavailable
 from pipeline.core.lateness import Lateness
+from pipeline.core.text import count_text
 from pipeline.sinks import DELIVERING
 from pipeline.sinks.base import Sink
 from pipeline.store.entries import NO_ENTRY, Entry, EntryId, entry_id_of
@@ -153,8 +154,8 @@ def print_all(consumer: Consumer, sink: Sink, clock: Clock, printed: Printed, st
 
 def summary(printed: Printed, consumer: Consumer) -> str:
     """Return what a run did, in one line."""
-    messages = "1 message" if printed.messages == 1 else f"{printed.messages:,} messages"
     lateness = f", lateness {printed.lateness}" if printed.lateness.total() else ""
+    messages = count_text(printed.messages, "message")
     return f"printed {messages}{lateness}; {consumer.late_acks:,} late acks"
 
 

@@ -37,9 +37,9 @@ def _second_text(epoch_sec: int) -> str:
     return (EPOCH + timedelta(seconds=epoch_sec)).replace(tzinfo=None).isoformat(" ", "seconds") + "Z"
 
 
-def count_text(number: int, noun: str) -> str:
-    """Return ``1 message`` or ``2,000 messages``."""
-    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+def count_text(number: int, noun: str, plural: str = "") -> str:
+    """Return ``1 message`` or ``2,000 messages``; the plural is the noun with an s unless it is given."""
+    return f"{number:,} {noun if number == 1 else plural or f'{noun}s'}"
 
 
 def span_text(ms: float) -> str:
