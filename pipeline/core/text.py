@@ -4,8 +4,10 @@ import unicodedata
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 
+from pipeline.core.due import DUE_MS_MAX
+
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-CALENDAR_FIRST_MS, CALENDAR_LAST_MS = -62_135_596_800_000, 253_402_300_799_999  # years 1 to 9999, what datetime knows
+CALENDAR_FIRST_MS, CALENDAR_LAST_MS = -62_135_596_800_000, DUE_MS_MAX  # years 1 to 9999, what datetime knows
 # A text is one line and can't drive the terminal: control, format (bidi, zero width), surrogate, and line separators.
 UNSAFE_CATEGORIES = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
 JOINERS = frozenset({"\u200c", "\u200d"})  # harmless, and words in Persian or emoji families need them
