@@ -208,11 +208,11 @@ def check_name(kind: str, name: str) -> str:
 
 
 def redact_url(url: str) -> str:
-    """Return ``url`` without its password, fit for a screen or a log."""
+    """Return ``url`` without its passwords, fit for a screen or a log."""
     scheme, _, rest = url.partition("://")
     user, at, host = rest.rpartition("@")
     shown = f"{scheme}://{user.partition(':')[0]}:***@{host}" if at else url
-    return re.sub(r"(?<=[?&]password=)[^&]*", "***", shown)
+    return re.sub(r"(?<=password=)[^&]*", "***", shown)
 
 
 def _topic_of(section: str, key: str) -> str:

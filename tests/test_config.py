@@ -170,6 +170,7 @@ def test_secrets_are_not_shown() -> None:
     assert redact_url("redis://:hidden@host:abc/0") == "redis://:***@host:abc/0"
     assert redact_url("redis://:hid@den@[::1") == "redis://:***@[::1"
     assert redact_url("unix:///run/redis.sock?db=0&password=hidden") == "unix:///run/redis.sock?db=0&password=***"
+    assert redact_url("rediss://host?ssl_password=hidden&db=1") == "rediss://host?ssl_password=***&db=1"
     assert redact_url("unix:///run/redis.sock") == "unix:///run/redis.sock"
 
 
