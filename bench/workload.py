@@ -12,7 +12,7 @@ import numpy as np
 from pipeline.core.buckets import BUCKET_WIDTH_MS
 from pipeline.core.ids import message_id
 from pipeline.core.messages import Message
-from pipeline.landing.names import Token, landing_name
+from pipeline.landing.names import Token, landing_name, quote_name
 
 SEED = 20260101
 ARRIVAL_MS = 1_767_225_600_000  # 2026-01-01: fixed, so that every run fills the same buckets
@@ -76,7 +76,7 @@ def write_workload(folder: Path, rows: int, generation: int = 0) -> Workload:
     files = []
     for number, (first, end) in enumerate(pairwise(edges)):
         token = Token(ARRIVAL_MS + number, generation)
-        path = folder / landing_name(token, 1, "json", f"bench-{number}.jsonl")
+        path = folder / landing_name(token, 1, "json", quote_name(f"bench-{number}.jsonl"))
         with open(path, "w", encoding="ascii") as out:
             out.writelines(
                 f'{{"message":"{message_text(n)}","delay_sec":{delay}}}\n'

@@ -11,8 +11,9 @@ from pipeline.config import Settings
 from pipeline.consume.consumer import Consumer
 from pipeline.consume.opening import new_consumer, new_store, parse_start, stoppable
 from pipeline.core.clock import Clock, SystemClock
-from pipeline.core.errors import SinkClosed, StoreUnavailable
+from pipeline.core.errors import ConfigError, SinkClosed, StoreUnavailable
 from pipeline.core.lateness import Lateness
+from pipeline.core.text import count_text
 from pipeline.sinks import DELIVERING
 from pipeline.sinks.base import Sink
 from pipeline.store.entries import NO_ENTRY, Entry, EntryId, entry_id_of
@@ -73,7 +74,8 @@ def parse_arguments(arguments: list[str]) -> tuple[argparse.Namespace, Settings]
     parser.add_argument(
         "--replay",
         metavar="PLACE",
-        help="first set the group back to beginning or to a time; the messages retained since then are redelivered",
+        help="first set the group back to beginning, after an entry ID, or to a time; the messages retained since then are "
+        "redelivered",
     )
     parser.add_argument(
         "--ordered",
@@ -81,7 +83,10 @@ def parse_arguments(arguments: list[str]) -> tuple[argparse.Namespace, Settings]
         help="one active consumer in a new group at a time, the others stand by; who joins later need not say so",
     )
     parser.add_argument("--once", action="store_true", help="print what is there now, then exit 0")
-    return parse_command(parser, arguments, "topics")
+    given, settings = parse_command(parser, arguments, "topics")
+    if given.replay == "new":
+        raise ConfigError("--replay new would skip what is unread; name beginning, an entry's id or a time.")
+    return given, settings
 
 
 def main(arguments: list[str], stop: Stop) -> int:
@@ -149,8 +154,8 @@ def print_all(consumer: Consumer, sink: Sink, clock: Clock, printed: Printed, st
 
 def summary(printed: Printed, consumer: Consumer) -> str:
     """Return what a run did, in one line."""
-    messages = "1 message" if printed.messages == 1 else f"{printed.messages:,} messages"
     lateness = f", lateness {printed.lateness}" if printed.lateness.total() else ""
+    messages = count_text(printed.messages, "message")
     return f"printed {messages}{lateness}; {consumer.late_acks:,} late acks"
 
 

@@ -15,6 +15,7 @@ from pipeline.cli import EXIT_SUCCESS, Stop, announce_ready, new_parser, open_co
 from pipeline.config import SINKS, DrainSettings, Settings
 from pipeline.core.background import Background
 from pipeline.core.clock import Clock, SystemClock
+from pipeline.core.text import count_text
 from pipeline.drain.housekeeping import Reclaimer, Trimmer
 from pipeline.drain.loop import DrainLoop
 from pipeline.drain.rate_limit import RateLimit
@@ -158,7 +159,7 @@ def summary(totals: Totals) -> str:
     lateness = f", lateness {totals.of_all_topics().lateness}" if totals.delivered else ""
     if totals.late_on_arrival:
         lateness += f", {totals.late_on_arrival:,} late on arrival"
-    messages = "1 message" if totals.delivered == 1 else f"{totals.delivered:,} messages"
+    messages = count_text(totals.delivered, "message")
     return f"delivered {messages}{lateness}; {totals.late_acks:,} late acks, {totals.reclaimed:,} reclaimed"
 
 

@@ -2,7 +2,6 @@
 
 import argparse
 import logging
-import os
 import sys
 import warnings
 from concurrent.futures import ThreadPoolExecutor
@@ -28,6 +27,7 @@ from pipeline.config import Settings
 from pipeline.core.background import Background
 from pipeline.core.clock import SystemClock
 from pipeline.core.errors import ConfigError
+from pipeline.core.files import make_writable
 from pipeline.ingest.bar import intake_bar
 from pipeline.ingest.checkpoint import CheckpointRoller
 from pipeline.ingest.landed import LandingFiles
@@ -80,10 +80,7 @@ def check_folders(settings: Settings) -> None:
     """Find out now, not at the first reject, that a folder can't be written."""
     folder = Path(settings.ingest.rejects)
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        probe = folder / f".probe-{os.getpid()}"
-        probe.touch()
-        probe.unlink()
+        make_writable(folder)
     except OSError as exc:
         raise ConfigError(
             f"The rejects folder {folder} can't be written ({exc.strerror}); name another with --rejects."
@@ -131,7 +128,7 @@ def main(arguments: list[str], stop: Stop) -> int:
         stack.callback(_stop_spark, spark)
         stack.enter_context(java_watched(stop))
         check_master(spark, settings)
-        heartbeat = IngestHeartbeat(connection.client, connection.shards[0], source.source_id, SystemClock())
+        heartbeat = IngestHeartbeat(connection.client, connection.shards[0], source.source_id)
         stack.callback(heartbeat.publish, has_ended=True)
         background = Background([heartbeat])
         background.start()

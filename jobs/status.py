@@ -17,7 +17,7 @@ from pipeline.cli import (
     run_main,
 )
 from pipeline.core.errors import StoreUnavailable
-from pipeline.core.text import age_text, span_text, utc_text, visible
+from pipeline.core.text import age_text, count_text, span_text, utc_text, visible
 from pipeline.store.heartbeats import (
     FRESH_MS,
     LOOP_COUNTERS,
@@ -71,8 +71,8 @@ class Status:
             else:
                 found.append(f"no drain loop has been seen for {age_text(stats.now_ms - last.seen_ms)}")
         if stats.late:
-            are = "1 message is" if stats.late == 1 else f"{stats.late:,} messages are"
-            found.append(f"{are} late, the oldest by {span_text(stats.overdue_ms)}")
+            are = "is" if stats.late == 1 else "are"
+            found.append(f"{count_text(stats.late, 'message')} {are} late, the oldest by {span_text(stats.overdue_ms)}")
         return found
 
     def verdict(self) -> str:
@@ -80,8 +80,8 @@ class Status:
         problems = self.problems()
         if problems:
             return f"PROBLEM: {', '.join(problems)}"
-        jobs = f"{plural(self.running_ingests, 'ingest job')} and {plural(len(self.running_loops()), 'drain loop')} running"
-        return f"OK: {jobs}, nothing late"
+        ingests, loops = self.running_ingests, len(self.running_loops())
+        return f"OK: {count_or_no(ingests, 'ingest job')} and {count_or_no(loops, 'drain loop')} running, nothing late"
 
 
 def main(arguments: list[str], stop: Stop) -> int:
@@ -200,11 +200,12 @@ def ingest_text(progress: IngestProgress, now_ms: int) -> str:
     backlog = "" if waited_ms is None else f"; backlog {span_text(waited_ms)}"
     phases = sorted(progress.last_phases_ms.items(), key=lambda phase: -phase[1])
     totals = (
-        f"{progress.batches:,} batches, {progress.files:,} files, {progress.lines:,} lines: {progress.stored:,} stored, "
-        f"{progress.duplicates:,} duplicates, {progress.rejected:,} rejected, {progress.blank:,} blank"
+        f"{count_text(progress.batches, 'batch', 'batches')}, {count_text(progress.files, 'file')}, "
+        f"{count_text(progress.lines, 'line')}: {progress.stored:,} stored, {progress.duplicates:,} duplicates, "
+        f"{progress.rejected:,} rejected, {progress.blank:,} blank"
     )
     last = (
-        f"last batch {age_text(now_ms - progress.last_batch_ms)} ago: {progress.last_lines:,} lines, "
+        f"last batch {age_text(now_ms - progress.last_batch_ms)} ago: {count_text(progress.last_lines, 'line')}, "
         f"{progress.last_lines_per_sec:,}/s, {progress.last_took_ms:,} ms in all{backlog}"
     )
     spent = ", ".join(f"{name} {ms:,}" for name, ms in phases)
@@ -243,7 +244,7 @@ def drain_text(status: Status) -> str:
     most = sorted(total.topics.items(), key=lambda named: (-named[1].delivered, named[0]))
     seen = f"{len(status.running_loops()):,} running, seen {age_text(status.stats.now_ms - seen_ms)} ago"
     lines = [
-        f"\ndrain: {plural(len(status.loops), 'loop')} in the last hour, {seen}",
+        f"\ndrain: {count_text(len(status.loops), 'loop')} in the last hour, {seen}",
         "  (these counters cover the listed loops; those above are lifetime totals)",
         "  " + ", ".join(f"{getattr(total, name):,} {name.replace('_', ' ')}" for name in LOOP_COUNTERS),
     ]
@@ -254,16 +255,16 @@ def drain_text(status: Status) -> str:
         for topic, each in most[:TOPICS_SHOWN]
     ]
     if len(most) > TOPICS_SHOWN:
-        lines.append(f"  and {len(most) - TOPICS_SHOWN:,} more topics, which --format json shows")
+        lines.append(f"  and {count_text(len(most) - TOPICS_SHOWN, 'more topic')}, which --format json shows")
     if total.errors:
         counted = sorted(total.errors.items(), key=lambda error: -error[1])
         lines.append("  failed calls: " + ", ".join(f"{count:,} {kind}" for kind, count in counted))
     return "\n".join(lines)
 
 
-def plural(count: int, noun: str) -> str:
+def count_or_no(number: int, noun: str) -> str:
     """Return ``no loop``, ``1 loop`` or ``2 loops``."""
-    return f"{f'{count:,}' if count else 'no'} {noun}{'s' if count > 1 else ''}"
+    return count_text(number, noun) if number else f"no {noun}"
 
 
 if __name__ == "__main__":

@@ -22,9 +22,8 @@ from pipeline.core.text import visible
 from pipeline.runtime.server import private_server
 from pipeline.store.checks import check_server
 from pipeline.store.connection import connect
-from pipeline.store.keys import Keys
+from pipeline.store.keys import Keys, keys_of
 from pipeline.store.namespace import open_namespace
-from pipeline.store.shards import keys_of
 
 OWN_LOGGERS = ("pipeline", "__main__")
 EXIT_SUCCESS, EXIT_FAILURE, EXIT_USAGE = 0, 1, 2

@@ -172,7 +172,8 @@ def load_settings(
     )
     given: dict[str, dict[str, Value]] = {}
     for layer, base, is_text, origin in layers:
-        for section, values in layer.items():
+        # Topics last: their own sink beats that of the drain job, which stands in for it, whatever the order of the tables.
+        for section, values in sorted(layer.items(), key=lambda table: table[0] == "topics"):
             for key, value in values.items():
                 checked = _convert(section, key, value, is_text, origin)
                 merged[section][key] = _resolve_path(checked, base) if (section, key) in PATHS else checked
@@ -207,11 +208,11 @@ def check_name(kind: str, name: str) -> str:
 
 
 def redact_url(url: str) -> str:
-    """Return ``url`` without its password, fit for a screen or a log."""
+    """Return ``url`` without its passwords, fit for a screen or a log."""
     scheme, _, rest = url.partition("://")
     user, at, host = rest.rpartition("@")
     shown = f"{scheme}://{user.partition(':')[0]}:***@{host}" if at else url
-    return re.sub(r"(?<=[?&]password=)[^&]*", "***", shown)
+    return re.sub(r"(?<=password=)[^&]*", "***", shown)
 
 
 def _topic_of(section: str, key: str) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from pipeline import config
-from pipeline.config import ROOT, RedisSettings, Settings, load_settings, redact_url
+from pipeline.config import ALL_TOPICS, ROOT, RedisSettings, Settings, load_settings, redact_url
 from pipeline.core.errors import ConfigError
 
 
@@ -143,6 +143,17 @@ def test_a_topic_has_its_own_settings_and_else_those_of_all(tmp_path: Path) -> N
     assert load_settings({"drain": {"sink": "stream"}}, {}, path).of_topic("mail").sink == "stream"
 
 
+@pytest.mark.parametrize("drain_first", [True, False])
+def test_the_sink_of_topics_beats_that_of_the_drain_job_wherever_it_stands(tmp_path: Path, drain_first: bool) -> None:
+    tables = ['[topics]\nsink = "screen"\n', '[drain]\nsink = "stream"\n']
+    path = tmp_path / "pipeline.toml"
+    path.write_text("".join(reversed(tables) if drain_first else tables))
+    settings = load_settings({}, {}, path)
+    assert settings.given == {ALL_TOPICS: {"sink": "screen"}}
+    assert settings.of_topic("mail").sink == "screen"
+    assert load_settings({"drain": {"sink": "stream"}}, {}, path).given == {ALL_TOPICS: {"sink": "stream"}}, "as a flag"
+
+
 def test_an_unknown_key_in_the_environment_is_refused(file: Path) -> None:
     with pytest.raises(ConfigError, match=r"no setting drain\.leese_sec"):
         load_settings({}, {"DUETIME_DRAIN_LEESE_SEC": "1"}, file)
@@ -159,6 +170,7 @@ def test_secrets_are_not_shown() -> None:
     assert redact_url("redis://:hidden@host:abc/0") == "redis://:***@host:abc/0"
     assert redact_url("redis://:hid@den@[::1") == "redis://:***@[::1"
     assert redact_url("unix:///run/redis.sock?db=0&password=hidden") == "unix:///run/redis.sock?db=0&password=***"
+    assert redact_url("rediss://host?ssl_password=hidden&db=1") == "rediss://host?ssl_password=***&db=1"
     assert redact_url("unix:///run/redis.sock") == "unix:///run/redis.sock"
 
 

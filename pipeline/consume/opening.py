@@ -20,10 +20,11 @@ from pipeline.core.clock import SystemClock
 from pipeline.core.errors import ConfigError
 from pipeline.core.stop import Stop
 from pipeline.runtime.server import PrivateServer, serves
+from pipeline.store.checks import check_server
 from pipeline.store.connection import connect
 from pipeline.store.groups import BEGINNING, NEW, GroupStore
+from pipeline.store.keys import keys_of
 from pipeline.store.namespace import adopt_topic_settings, open_namespace
-from pipeline.store.shards import keys_of
 
 _ENTRY_ID = re.compile(r"[0-9]{1,16}-[0-9]{1,20}")
 BLOCK_MS = 1_000  # that a read waits for a message; it must end before the wait for its reply does
@@ -53,7 +54,8 @@ def open_consumer(
 
         handle_signals: in the main thread, let SIGTERM and Ctrl-C end the iteration after the message in work, until it is closed.
     Raises:
-        ConfigError: a name or a setting is not valid, the group is of the other kind, or there is no server.
+        ConfigError: a name or a setting is not valid, the group is of the other kind, or there is no server, or one that is too
+            old or drops keys when it is full.
         StoreUnavailable: no answer.
     """
     settings = load_settings({}, os.environ)
@@ -64,6 +66,7 @@ def open_consumer(
         client = connect(redis_settings)
         stack.callback(client.close)
         store = new_store(client, settings, topic, group, consumer)
+        check_server(client, redis_settings, SystemClock())  # its warnings are for the jobs that store and deliver
         open_namespace(client, redis_settings, may_create=True)
         settings = adopt_topic_settings(client, settings)
         store.register(parse_start(start), ordered)

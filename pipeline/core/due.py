@@ -38,11 +38,6 @@ def is_due_in_range(due_ms: int) -> bool:
     return 0 <= due_ms <= DUE_MS_MAX
 
 
-def lateness_ms(due_ms: int, now_ms: int) -> int:
-    """Return by how much ``now_ms`` is past ``due_ms``; negative while the message is not due."""
-    return now_ms - due_ms
-
-
 def delay_ms_of_number(literal: str) -> int | None:
     """Turn a delay in seconds, as written in JSON, into ms: HALF_UP to the microsecond, then up to the ms.
 

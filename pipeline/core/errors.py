@@ -5,8 +5,7 @@
     ├── StoreError
     │   ├── StoreUnavailable    the server did not answer, or not yet: wait and try the same call again
     │   └── StoreProtocolError  the server answered something we don't know: stop, the state may be another program's
-    ├── SinkError
-    │   └── SinkClosed          the reader is gone: give the claims back, exit 1
+    ├── SinkClosed              the reader is gone: give the claims back, exit 1
     └── SourceError             the input can't be read now: say so, try again or exit 1
 
 Bad user data is a ``Rejection`` value and a lost lease is a result; neither is an error. The text of each error is one sentence
@@ -34,11 +33,7 @@ class StoreProtocolError(StoreError):
     """The server gave an answer that this version doesn't know."""
 
 
-class SinkError(PipelineError):
-    """A message could not be handed over."""
-
-
-class SinkClosed(SinkError):
+class SinkClosed(PipelineError):
     """Nobody takes messages any more.
 
     Args:

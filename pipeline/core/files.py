@@ -3,9 +3,22 @@
 import contextlib
 import fcntl
 import os
+from pathlib import Path
 from typing import IO, Any, Final
 
 SCRATCH_PREFIX: Final = ".tmp-"  # of files that are about to be renamed into place
+
+
+def make_writable(folder: Path) -> None:
+    """Make a folder, if it is not there, and find out now that files can be made in it.
+
+    Raises:
+        OSError: they can't.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    probe = folder / f".probe-{os.getpid()}"
+    probe.touch()
+    probe.unlink()
 
 
 def write_whole(path: str | os.PathLike[str], data: bytes) -> None:

@@ -30,15 +30,24 @@ def encode_token(epoch_ms: int, random_bits: int) -> str:
     return _encode_half(epoch_ms, "epoch_ms") + _encode_half(random_bits, "random_bits")
 
 
-def token_epoch_ms(token: str) -> int:
-    """Read the time back from a token, in ms UTC.
+def decode_token(token: str) -> tuple[int, int]:
+    """Read the time, in ms UTC, and the random bits back from a token.
 
     Raises:
         ValueError: the text is not a token.
     """
     if len(token) != TOKEN_LENGTH or any(character not in _VALUE_OF for character in token):
         raise ValueError(f"{token!r} is not a token: it takes {TOKEN_LENGTH} characters of {TOKEN_ALPHABET}.")
-    return _decode_time(token[:ARRIVAL_LENGTH])
+    return _decode_half(token[:ARRIVAL_LENGTH]), _decode_half(token[ARRIVAL_LENGTH:])
+
+
+def token_epoch_ms(token: str) -> int:
+    """Read the time back from a token, in ms UTC.
+
+    Raises:
+        ValueError: the text is not a token.
+    """
+    return decode_token(token)[0]
 
 
 @lru_cache(maxsize=4_096)  # the messages of a file have it in common
@@ -48,7 +57,7 @@ def arrival_ms(message_id_head: str) -> int | None:
     An id that another program made up may look like a time all the same.
     """
     try:
-        return _decode_time(message_id_head) if len(message_id_head) == ARRIVAL_LENGTH else None
+        return _decode_half(message_id_head) if len(message_id_head) == ARRIVAL_LENGTH else None
     except KeyError:
         return None
 
@@ -75,7 +84,7 @@ def message_id_of_entry(entry_id: str) -> str:
     return f"{int(ms):013d}{int(number):09d}"[-MESSAGE_ID_LENGTH:]
 
 
-def _decode_time(half: str) -> int:
+def _decode_half(half: str) -> int:
     value = 0
     for character in half:
         value = value << _BITS_PER_CHARACTER | _VALUE_OF[character]

@@ -4,8 +4,10 @@ import unicodedata
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 
+from pipeline.core.due import DUE_MS_MAX
+
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-CALENDAR_FIRST_MS, CALENDAR_LAST_MS = -62_135_596_800_000, 253_402_300_799_999  # years 1 to 9999, what datetime knows
+CALENDAR_FIRST_MS, CALENDAR_LAST_MS = -62_135_596_800_000, DUE_MS_MAX  # years 1 to 9999, what datetime knows
 # A text is one line and can't drive the terminal: control, format (bidi, zero width), surrogate, and line separators.
 UNSAFE_CATEGORIES = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
 JOINERS = frozenset({"\u200c", "\u200d"})  # harmless, and words in Persian or emoji families need them
@@ -37,9 +39,9 @@ def _second_text(epoch_sec: int) -> str:
     return (EPOCH + timedelta(seconds=epoch_sec)).replace(tzinfo=None).isoformat(" ", "seconds") + "Z"
 
 
-def count_text(number: int, noun: str) -> str:
-    """Return ``1 message`` or ``2,000 messages``."""
-    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+def count_text(number: int, noun: str, plural: str = "") -> str:
+    """Return ``1 message`` or ``2,000 messages``; the plural is the noun with an s unless it is given."""
+    return f"{number:,} {noun if number == 1 else plural or f'{noun}s'}"
 
 
 def span_text(ms: float) -> str:

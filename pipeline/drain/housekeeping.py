@@ -88,11 +88,11 @@ class Trimmer:
 
     def _look_after(self, topic: str) -> int:
         """Trim one topic; returns how many entries its streams lost, and messages were put back."""
-        server_ms = self._topics.now_ms()
+        settings, server_ms = self._of_topic(topic), self._topics.now_ms()
         done = 0
         for keys in self._shards:
             for _ in range(TRIMS_MAX):
-                count = self._topics.trim(keys, topic, self._of_topic(topic), server_ms)
+                count = self._topics.trim(keys, topic, settings, server_ms)
                 done += count
                 if count == 0:
                     break

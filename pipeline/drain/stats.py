@@ -140,7 +140,6 @@ class Heartbeat:
         progress = LoopProgress(
             loop_id=self._loop_id,
             started_ms=self._started_ms,
-            seen_ms=self._clock.wall_ms(),
             has_ended=has_ended,
             stats=self._totals.snapshot(),
         )

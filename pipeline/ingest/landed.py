@@ -46,6 +46,7 @@ class LandingFiles:
         self._markers_of = markers_of
         self._clock = clock
         self._stored: dict[int, frozenset[str]] = {}  # tokens by batch, until they are deleted
+        self._left: set[str] = set()  # tokens of stored files that can't be deleted
 
     def check_batch(self, batch_id: int, tokens: Collection[str]) -> None:
         """Compare the files that workers have stored for a batch with those that Spark's log names for it.
@@ -73,9 +74,9 @@ class LandingFiles:
             )
 
     def delete_batch(self, batch_id: int) -> None:
-        """Delete what a batch, which is committed now, has stored; what can't be deleted is at the next start."""
+        """Delete what a batch, which is committed now, has stored; what can't be deleted the next start deletes."""
         tokens = self._stored.get(batch_id, frozenset())
-        _delete(self._landing / name for name in _names(self._landing) if name.partition(".")[0] in tokens)
+        self._delete(name for name in _names(self._landing) if name.partition(".")[0] in tokens)
         self._stored.pop(batch_id, None)
 
     def delete_marked(self, names: Iterable[str]) -> list[str]:
@@ -85,7 +86,7 @@ class LandingFiles:
         """
         markers = self._markers(sorted(set(_names(self._landing)).intersection(names)))
         stored = {name for name, marker in markers.items() if self._is_whole(name, marker)}
-        _delete(self._landing / name for name in stored)
+        self._delete(stored)
         return [name for name in markers if name not in stored]
 
     def oldest_waiting_ms(self) -> int | None:
@@ -99,7 +100,7 @@ class LandingFiles:
         except OSError as exc:
             log.debug("how long files have waited is not known: %s", exc)
             return None
-        waiting = tokens.difference([""], *self._stored.copy().values())
+        waiting = tokens.difference([""], self._left.copy(), *self._stored.copy().values())
         # Tokens sort by time. One that was made in the same millisecond as others is a little ahead of the clock.
         return max(0, self._clock.wall_ms() - token_epoch_ms(min(waiting))) if waiting else 0
 
@@ -113,6 +114,21 @@ class LandingFiles:
             raise PipelineError(
                 f"The checkpoint {self._checkpoint} can't be read ({exc}): put that right and start the job again."
             ) from exc
+
+    def _delete(self, names: Iterable[str]) -> None:
+        """Delete stored files. One that can't be deleted keeps no other, and still counts as stored."""
+        failures: list[OSError] = []
+        for name in names:
+            try:
+                (self._landing / name).unlink(missing_ok=True)
+            except OSError as exc:
+                failures.append(exc)
+                self._left.add(_token_of(name))
+        if failures:
+            log.warning(
+                "Landing files that are stored, %d in all, can't be deleted (%s); the next start deletes them.",
+                *(len(failures), failures[0]),
+            )
 
     def _markers(self, names: Sequence[str]) -> dict[str, str]:
         if not names:
@@ -148,11 +164,3 @@ def _size_of(path: Path) -> int | None:
         return path.stat().st_size
     except FileNotFoundError:
         return None
-
-
-def _delete(paths: Iterable[Path]) -> None:
-    try:
-        for path in paths:
-            path.unlink(missing_ok=True)
-    except OSError as exc:
-        log.warning("Landing files that are stored can't be deleted (%s); they are at the next start.", exc)

@@ -80,7 +80,7 @@ class BatchReporter(StreamingQueryListener):
         """Return what the committed batches brought, all together: ``3 batches: 12 lines, 12 stored, …``."""
         total = self._total
         return (
-            f"{self._batches:,} {'batch' if self._batches == 1 else 'batches'}: {count_text(total.lines, 'line')}, "
+            f"{count_text(self._batches, 'batch', 'batches')}: {count_text(total.lines, 'line')}, "
             f"{total.stored:,} stored, {total.duplicates:,} duplicates, {total.rejected:,} rejected"
         )
 

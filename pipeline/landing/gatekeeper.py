@@ -67,7 +67,7 @@ class Gatekeeper:
         quarantine_dir: str | os.PathLike[str],
         rejects_dir: str | os.PathLike[str],
         *,
-        segment_bytes: int = 32 << 20,
+        segment_bytes: int,
         quiet_period_ms: float = 1000,
         slice_ms: float = 200,
         line_bytes_max: int = LINE_CUT_BYTES,

@@ -16,7 +16,8 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from urllib.parse import quote_from_bytes, unquote_to_bytes
 
-from pipeline.core.ids import TOKEN_ALPHABET, TOKEN_HALF_BITS, TOKEN_LENGTH, encode_token
+from pipeline.core.ids import TOKEN_HALF_BITS, TOKEN_LENGTH, decode_token, encode_token
+from pipeline.core.text import CALENDAR_LAST_MS
 
 WORK_PREFIX = ".work-"
 DONE_PREFIX = ".done-"
@@ -29,7 +30,6 @@ KINDS = ("json", "csv", "sock")
 _KIND_OF_SUFFIX = {".json": "json", ".jsonl": "json", ".csv": "csv"}
 _UNSAFE = re.compile(r"[^\w.-]+")
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-_LAST_MS = 253_402_300_799_999  # of the year 9999
 _UNFINISHED_SUFFIXES = ("~", ".tmp", ".part", ".partial", ".crdownload", ".swp", "._copying_")
 
 
@@ -91,7 +91,7 @@ class WorkName:
 
     def landing_name(self, segment: int, first_line: int) -> str:
         """Return the landing file name of one segment: the same after every restart."""
-        return _landing_name(self.token.plus(segment), first_line, self.kind, self.quoted)
+        return landing_name(self.token.plus(segment), first_line, self.kind, self.quoted)
 
 
 def quote_name(name: str) -> str:
@@ -118,9 +118,10 @@ def printable_name(name: str) -> str:
     return os.fsencode(name).decode("utf-8", "replace")
 
 
-def landing_name(token: Token, first_line: int, kind: str, original_name: str) -> str:
-    """Build the name of a landing file."""
-    return _landing_name(token, first_line, kind, quote_name(original_name))
+def landing_name(token: Token, first_line: int, kind: str, quoted: str) -> str:
+    """Build the name of a landing file, of the original name as ``quote_name`` gives it."""
+    # A landing file has no suffix: Spark would unpack a plain one whose original was called x.json.gz.
+    return f"{token}.{first_line}.{kind}.{quoted.replace('.', '+')}"
 
 
 def parse_landing_name(name: str) -> LandingName | None:
@@ -147,7 +148,7 @@ def rejects_name(arrival_ms: int, original_name: str, token: str) -> str:
 
     The date is that of the arrival (epoch ms UTC), so the name is the same whenever it is made.
     """
-    date = (_EPOCH + timedelta(milliseconds=min(max(arrival_ms, 0), _LAST_MS))).date()
+    date = (_EPOCH + timedelta(milliseconds=min(max(arrival_ms, 0), CALENDAR_LAST_MS))).date()
     safe_name = _UNSAFE.sub("_", original_name).encode()[:ORIGINAL_BYTES_MAX].decode(errors="ignore")
     return f"{date}-{safe_name}-{token}.jsonl"
 
@@ -184,17 +185,10 @@ class TokenMaker:
 
 def parse_token(text: str) -> Token | None:
     """Return the token that ``str(token)`` wrote as ``text``, or None."""
-    if len(text) != TOKEN_LENGTH or not all(character in TOKEN_ALPHABET for character in text):
+    try:
+        return Token(*decode_token(text))
+    except ValueError:
         return None
-    number = 0
-    for character in text:
-        number = number * 64 + TOKEN_ALPHABET.index(character)
-    return Token(number >> TOKEN_HALF_BITS, number & ((1 << TOKEN_HALF_BITS) - 1))
-
-
-def _landing_name(token: Token, first_line: int, kind: str, quoted: str) -> str:
-    # A landing file has no suffix: Spark would unpack a plain one whose original was called x.json.gz.
-    return f"{token}.{first_line}.{kind}.{quoted.replace('.', '+')}"
 
 
 def _quote(name: str) -> str:

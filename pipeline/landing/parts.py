@@ -5,7 +5,7 @@ import os
 
 from pipeline.core.ids import TOKEN_LENGTH
 from pipeline.landing.folder import LandingFolder
-from pipeline.landing.names import PART_PREFIX, Token, parse_token, quote_name
+from pipeline.landing.names import PART_PREFIX, Token, landing_name, parse_token, quote_name
 
 _STAMP_BYTES_MAX = 32
 
@@ -40,7 +40,7 @@ class PartFile:
             OSError: the disk failed; it is still an open part file and can be published later.
         """
         os.fsync(self._descriptor)
-        os.rename(self._path, folder.join(f"{self._token}.1.sock.{self._quoted}"))
+        os.rename(self._path, folder.join(landing_name(self._token, 1, "sock", self._quoted)))
         with contextlib.suppress(OSError):  # it is durable and has its name; nothing is left that could fail
             self.close()
 

@@ -8,7 +8,7 @@ import stat
 from pathlib import Path
 
 from pipeline.core.errors import ConfigError
-from pipeline.core.files import SCRATCH_PREFIX, put_in_place, write_whole
+from pipeline.core.files import SCRATCH_PREFIX, make_writable, put_in_place, write_whole
 from pipeline.landing.names import Token, printable_name, rejects_name, unquote_name
 from pipeline.landing.reports import RefusedFile
 
@@ -25,10 +25,7 @@ class Quarantine:
         self.rejects_path = Path(rejects_dir).absolute()
         for folder in (self.path, self.rejects_path):
             try:
-                folder.mkdir(parents=True, exist_ok=True)
-                probe = folder / f".probe-{os.getpid()}"
-                probe.touch()
-                probe.unlink()
+                make_writable(folder)
             except OSError as exc:
                 raise ConfigError(
                     f"{folder} can't be written ({exc.strerror}): let this user write it, or configure another folder."

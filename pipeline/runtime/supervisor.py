@@ -17,14 +17,13 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from urllib.parse import urlsplit
 
 from pipeline import __version__
-from pipeline.config import RedisSettings, Settings
+from pipeline.config import RedisSettings, Settings, redact_url
 from pipeline.runtime.process import dies_with_parent, wait_until
 from pipeline.runtime.server import PrivateServer, call_server
 from pipeline.runtime.submit import Program, plan_program
-from pipeline.store.keys import Keys
+from pipeline.store.keys import keys_of
 
 STOP_TIMEOUT_S = 30.0
 REST_TIMEOUT_S = 5.0
@@ -119,7 +118,7 @@ def supervise(root: Path, settings: Settings) -> int:
         inbox = _find_inbox(settings)
         sample = root / "conf" / "sample.jsonl" if server and wants_sample(server, settings.redis) else None
         say(f"Duetime {__version__} is starting: some 15 seconds, up to a minute on a busy machine. Ctrl-C stops it.")
-        say(f"  redis  {f'private, kept in {server.directory}' if server else _without_secrets(settings.redis.url)}")
+        say(f"  redis  {f'private, kept in {server.directory}' if server else redact_url(settings.redis.url)}")
         say(f"  input  {f'{inbox}: drop .json, .jsonl and .csv files there' if inbox else 'as configured'}")
         children: list[Child] = []
 
@@ -149,8 +148,7 @@ def _note_stop_signals() -> list[int]:
 
 def wants_sample(server: PrivateServer, settings: RedisSettings) -> bool:
     """Return whether the namespace has never held a message, and nobody has switched the sample off."""
-    shards = [Keys(settings.namespace, shard) for shard in range(settings.shards)]
-    names = " ".join(key for keys in shards for key in (keys.buckets(), keys.counters()))
+    names = " ".join(key for keys in keys_of(settings) for key in (keys.buckets(), keys.counters()))
     is_empty = call_server(server.socket, f"EXISTS {names}".encode()) == b":0\r\n"
     return is_empty and os.environ.get("DUETIME_SAMPLE") != "0"
 
@@ -159,12 +157,6 @@ def _find_inbox(settings: Settings) -> Path | None:
     """Return the folder that takes files on this machine; None if requests come another way."""
     is_folder = settings.ingest.source == "files" and "://" not in settings.ingest.input
     return Path(settings.ingest.input) if is_folder else None
-
-
-def _without_secrets(url: str) -> str:
-    """Return ``url`` without user, password and options, as any of them may be secret."""
-    parts = urlsplit(url)
-    return parts._replace(netloc=parts.netloc.rpartition("@")[2], query="", fragment="").geturl()
 
 
 def _watch(

@@ -7,7 +7,7 @@ import redis
 from pipeline.config import RedisSettings, redact_url
 from pipeline.core.clock import Clock
 from pipeline.core.errors import ConfigError, StoreProtocolError, StoreUnavailable
-from pipeline.store.connection import translated_errors
+from pipeline.store.connection import server_ms, translated_errors
 
 VERSION_MIN = (7, 0)  # scripts with flags, ZRANGE BYSCORE; older ones have no fix for CVE-2022-24735
 EXPECTED_POLICY = "noeviction"
@@ -25,9 +25,9 @@ def check_server(client: "redis.Redis", settings: RedisSettings, clock: Clock) -
     try:
         with translated_errors():
             info: dict[str, Any] = client.info()
-            sent_ms = clock.wall_ms()
-            seconds, microseconds = client.time()
-            received_ms = clock.wall_ms()
+        sent_ms = clock.wall_ms()
+        now_ms = server_ms(client)
+        received_ms = clock.wall_ms()
     except StoreUnavailable as exc:
         raise StoreUnavailable(
             f"Redis at {redact_url(settings.url)} can't be used now: {exc} Start it, or name another with --redis or REDIS_URL."
@@ -35,8 +35,7 @@ def check_server(client: "redis.Redis", settings: RedisSettings, clock: Clock) -
     _check_version(info)
     _check_policy(info)
     warnings = _persistence_warnings(info, _config_value(client, "appendfsync"))
-    server_ms = int(seconds) * 1000 + int(microseconds) // 1000
-    skew_ms = server_ms - (sent_ms + received_ms) // 2
+    skew_ms = now_ms - (sent_ms + received_ms) // 2
     if abs(skew_ms) > settings.clock_skew_ms_max:
         late_or_early = "late" if skew_ms < 0 else "early"
         warnings.append(

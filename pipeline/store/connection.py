@@ -12,12 +12,10 @@ from redis.retry import Retry
 from pipeline.config import RedisSettings, redact_url
 from pipeline.core.errors import ConfigError, StoreProtocolError, StoreUnavailable
 
-# Replies that pass by themselves: the server starts, fails over, is full, runs a long script, or its disk is full. The client has
-# classes for some, and leaves the first word of the others in the text.
+# Replies that pass by themselves: the server fails over, is full, runs a long script, or its disk is full. The client has classes
+# for some, and leaves the first word of the others in the text. Of one that starts it makes a
+# ConnectionError, and MASTERDOWN is a ClusterDownError.
 PASSING_ERRORS = (
-    redis.exceptions.BusyLoadingError,
-    redis.exceptions.ReadOnlyError,
-    redis.exceptions.MasterDownError,
     redis.exceptions.OutOfMemoryError,
     redis.exceptions.TryAgainError,
     redis.exceptions.ClusterDownError,

@@ -1,6 +1,7 @@
 """What the jobs publish about themselves, for ``jobs/status.py``: nothing of the work depends on it.
 
-Each job has a hash of its own, which expires, and an index lists them by the time of their last heartbeat.
+Each job has a hash of its own, which expires, and an index lists them by the time of their last heartbeat. That time is the
+server's: whether a job counts as running must not depend on the clock of its machine.
 """
 
 import json
@@ -10,10 +11,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Final
 
-from pipeline.core.clock import Clock
 from pipeline.core.errors import StoreError
 from pipeline.core.lateness import BOUNDS_MS, Lateness, add_up
-from pipeline.store.connection import translated_errors
+from pipeline.store.connection import server_ms, translated_errors
 from pipeline.store.keys import Keys
 
 LOOP_KEEP_SEC: Final = 3_600  # after the last heartbeat of a drain loop
@@ -88,33 +88,35 @@ LOOP_COUNTERS: Final[Mapping[str, str]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoopProgress:
-    """A heartbeat of a drain loop; times are epoch ms UTC on the loop's clock. A loop that ended by itself ``has_ended``."""
+    """A heartbeat of a drain loop. A loop that ended by itself ``has_ended``.
+
+    Times are epoch ms UTC: ``started_ms`` on the loop's clock, ``seen_ms`` on the server's, of which ``write_loop`` takes it.
+    """
 
     loop_id: str
     started_ms: int
-    seen_ms: int
+    seen_ms: int = 0
     has_ended: bool
     stats: LoopStats
 
 
 def write_ingest(client: Any, keys: Keys, progress: IngestProgress) -> None:
-    """Replace what is known of an ingest job, in one round trip.
+    """Replace what is known of an ingest job.
 
     Raises:
         StoreError: no answer, or an error.
     """
     key, index_key = keys.ingest(progress.source_id), keys.ingests()
-    _write(client, key, index_key, progress.source_id, progress.last_batch_ms, INGEST_KEEP_SEC, asdict(progress))
+    _write(client, key, index_key, progress.source_id, server_ms(client), INGEST_KEEP_SEC, asdict(progress))
 
 
 class IngestHeartbeat:
     """Says that the ingest job of a source runs; what is known of its batches stays. A task for ``core.background``."""
 
-    def __init__(self, client: Any, keys: Keys, source_id: str, clock: Clock) -> None:
+    def __init__(self, client: Any, keys: Keys, source_id: str) -> None:
         self._client = client
         self._keys = keys
         self._source_id = source_id
-        self._clock = clock
 
     def step(self) -> float:
         """Publish; see ``background.Task``."""
@@ -126,7 +128,8 @@ class IngestHeartbeat:
         key, index_key = self._keys.ingest(self._source_id), self._keys.ingests()
         values = {_HAS_ENDED: has_ended}
         try:
-            _write(self._client, key, index_key, self._source_id, self._clock.wall_ms(), INGEST_KEEP_SEC, values)
+            at_ms = server_ms(self._client)
+            _write(self._client, key, index_key, self._source_id, at_ms, INGEST_KEEP_SEC, values)
         except StoreError as exc:
             log.debug("the heartbeat is published later: %s", exc)  # the writer logs what is wrong
 
@@ -146,7 +149,7 @@ def count_running_ingests(client: Any, keys: Keys, now_ms: int) -> int:
 
 
 def write_loop(client: Any, keys: Keys, progress: LoopProgress) -> None:
-    """Replace what is known of a drain loop, in one round trip.
+    """Replace what is known of a drain loop.
 
     Raises:
         StoreError: no answer, or an error.
@@ -166,9 +169,8 @@ def write_loop(client: Any, keys: Keys, progress: LoopProgress) -> None:
         }
         for topic, each in stats.topics.items()
     }
-    _write(
-        client, keys.drain(progress.loop_id), keys.drains(), progress.loop_id, progress.seen_ms, LOOP_KEEP_SEC, values
-    )
+    values["seen_ms"] = at_ms = server_ms(client)
+    _write(client, keys.drain(progress.loop_id), keys.drains(), progress.loop_id, at_ms, LOOP_KEEP_SEC, values)
 
 
 def read_ingests(client: Any, keys: Keys) -> list[IngestProgress]:
@@ -225,7 +227,11 @@ def add_up_topics(each: Iterable[TopicStats]) -> TopicStats:
 def _write(
     client: Any, key: str, index_key: str, name: str, at_ms: int, keep_sec: int, values: Mapping[str, Any]
 ) -> None:
-    """Replace the hash of ``name``, and forget those that were silent for ``keep_sec``; each value is written as JSON."""
+    """Replace the hash of ``name``, and forget those that were silent for ``keep_sec``; each value is written as JSON.
+
+    Args:
+        at_ms: the server's clock, as what others wrote is judged by it.
+    """
     texts = {field: json.dumps(value, ensure_ascii=False) for field, value in values.items()}
     with translated_errors():
         pipeline = client.pipeline(transaction=True)

@@ -6,6 +6,8 @@ touch them together. ``docs/wire-format.md`` describes what each holds.
 
 from dataclasses import dataclass
 
+from pipeline.config import RedisSettings
+
 
 @dataclass(frozen=True, slots=True)
 class Keys:
@@ -54,7 +56,7 @@ class Keys:
         return self._key(f"ingest:{source_id}")
 
     def ingests(self) -> str:
-        """ZSET: source id -> epoch ms of its last batch, of every source that has such a hash."""
+        """ZSET: source id -> epoch ms of its last heartbeat, on the server's clock, of every source that has such a hash."""
         return self._key("ingests")
 
     def drain(self, loop_id: str) -> str:
@@ -62,7 +64,7 @@ class Keys:
         return self._key(f"drain:{loop_id}")
 
     def drains(self) -> str:
-        """ZSET: loop id -> epoch ms of its last word, of every loop that has such a hash."""
+        """ZSET: loop id -> epoch ms of its last heartbeat, on the server's clock, of every loop that has such a hash."""
         return self._key("drains")
 
     def topics(self) -> str:
@@ -116,3 +118,8 @@ class Keys:
     def wake(self) -> str:
         """Channel: a time (epoch ms) from which on something may be due, or 0: loops that wait look at once."""
         return self._key("wake")
+
+
+def keys_of(settings: RedisSettings) -> list[Keys]:
+    """Return the keys of each shard; those of the first also hold what a namespace has once."""
+    return [Keys(settings.namespace, shard) for shard in range(settings.shards)]

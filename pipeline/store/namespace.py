@@ -8,7 +8,7 @@ from typing import Any
 from pipeline.config import ALL_TOPICS, DrainSettings, RedisSettings, Settings, TopicSettings, Value
 from pipeline.core.errors import ConfigError
 from pipeline.store.connection import translated_errors
-from pipeline.store.keys import Keys
+from pipeline.store.keys import Keys, keys_of
 
 FORMAT_VERSION = 1  # of docs/wire-format.md; higher when an older program can't read what a newer one wrote
 _VERSION, _SHARDS = "format_version", "shards"
@@ -77,12 +77,16 @@ def adopt_topic_settings(client: Any, settings: Settings, complete: bool = False
 
 
 def current_topic_settings(client: Any, settings: Settings, topic: str) -> TopicSettings:
-    """Return what counts for a topic now.
+    """Return what counts for a topic now; the namespace may have settings of many others, which are not read.
 
     Raises:
         StoreError: no answer, or an error.
     """
-    return _with(settings, read_topic_settings(client, settings.redis)).of_topic(topic)
+    names = (ALL_TOPICS, topic)
+    with translated_errors():
+        texts = client.hmget(keys_of(settings.redis)[0].topic_settings(), names)
+    found = {name: _known(json.loads(text)) for name, text in zip(names, texts, strict=True) if text is not None}
+    return _with(settings, found).of_topic(topic)
 
 
 def read_topic_settings(client: Any, settings: RedisSettings) -> dict[str, dict[str, Any]]:
@@ -92,7 +96,7 @@ def read_topic_settings(client: Any, settings: RedisSettings) -> dict[str, dict[
         StoreError: no answer, or an error.
     """
     with translated_errors():
-        found = client.hgetall(_shards(settings)[0].topic_settings())
+        found = client.hgetall(keys_of(settings)[0].topic_settings())
     return {topic.decode(): _known(json.loads(values)) for topic, values in found.items()}
 
 
@@ -121,7 +125,7 @@ def _change(
     topics: Sequence[str],
 ) -> dict[str, dict[str, Any]]:
     """Change the settings of some topics in the first shard, if nobody else does meanwhile; then once more."""
-    key = _shards(settings)[0].topic_settings()
+    key = keys_of(settings)[0].topic_settings()
 
     def change(pipeline: Any) -> None:
         found = [pipeline.hget(key, topic) for topic in topics]
@@ -135,10 +139,6 @@ def _change(
     with translated_errors():
         client.transaction(change, key)
     return read_topic_settings(client, settings)
-
-
-def _shards(settings: RedisSettings) -> list[Keys]:
-    return [Keys(settings.namespace, shard) for shard in range(settings.shards)]
 
 
 def _with(settings: Settings, found: Mapping[str, dict[str, Any]]) -> Settings:
@@ -175,7 +175,7 @@ def _write_to_all(client: Any, settings: RedisSettings, found: Mapping[str, Mapp
     """Make the other shards say what the first one says; a server is written to only where they do not."""
     wanted = {topic.encode(): json.dumps(values).encode() for topic, values in found.items()}
     with translated_errors():
-        for keys in _shards(settings)[1:]:
+        for keys in keys_of(settings)[1:]:
             if client.hgetall(keys.topic_settings()) != wanted:
                 pipeline = client.pipeline(transaction=True)
                 pipeline.delete(keys.topic_settings())

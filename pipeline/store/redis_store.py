@@ -14,14 +14,13 @@ from pipeline.store.resp import frame_command
 from pipeline.store.routes import Targets
 from pipeline.store.schedule import schedule
 from pipeline.store.scripts import Scripts, run_script
-from pipeline.store.stats import Stats, read_stats
 
 CLAIM_TRIES = (
     8  # how often the oldest bucket may change, or a target be missing, before the loop looks after other things
 )
 RECLAIM_LIMIT = 16  # claims a call; each is at most claim_limit messages
 PAGE = 1_000  # fields a round trip
-DISK_WAIT_MS = 2_000  # appendfsync everysec takes one second; less than a reply may take
+DISK_WAIT_MS = 2_000  # at most; appendfsync everysec takes one second
 
 T = TypeVar("T")
 
@@ -84,13 +83,15 @@ class RedisStore:
         """Return when the server has everything that it has taken so far in its append-only file on disk.
 
         Raises:
-            StoreUnavailable: it has not got there in ``DISK_WAIT_MS``; ask again.
+            StoreUnavailable: it has not got there in time; ask again.
             StoreProtocolError: it keeps no such file.
         """
         # WAITAOF looks at the writes of its own connection only, so this one writes: what others wrote before is in front of it.
         write = frame_command("HINCRBY", self._keys.counters(), "stored", 0)
         with translated_errors(), self._connection() as connection:
-            connection.send_packed_command([write, frame_command("WAITAOF", 1, 0, DISK_WAIT_MS)])
+            reply_sec = connection.socket_timeout  # the wait must end well before; and 0 would be for ever
+            wait_ms = min(DISK_WAIT_MS, max(1, round(reply_sec * 1000 / 2))) if reply_sec else DISK_WAIT_MS
+            connection.send_packed_command([write, frame_command("WAITAOF", 1, 0, wait_ms)])
             connection.read_response()
             on_disk, _ = connection.read_response()
         if on_disk < 1:
@@ -237,10 +238,6 @@ class RedisStore:
             # The index last: what is cut off between the two is found again.
             self._read(partial(self._client.unlink, *(self._keys.marker(source_id, token) for token in page)))
             self._read(partial(self._client.zrem, self._keys.markers(source_id), *page))
-
-    def stats(self) -> Stats:
-        """Count what the shard holds; see ``read_stats``."""
-        return read_stats(self._client, [self._keys], self._server_ms())
 
     def _release(
         self, token: str, bucket_start_ms: int, lease_until_ms: int | str, claimed: int, delivered: int

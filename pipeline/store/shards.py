@@ -11,18 +11,13 @@ from typing import Any
 
 from pipeline.config import DrainSettings, RedisSettings
 from pipeline.store.base import Claim, ClaimReply
-from pipeline.store.keys import Keys
+from pipeline.store.keys import keys_of
 from pipeline.store.redis_store import RedisStore
 
 
 def shard_of(name: str, shards: int) -> int:
     """Return the shard of a part id or idempotency key: CRC-32 of its UTF-8 bytes, modulo the number of shards."""
     return zlib.crc32(name.encode()) % shards
-
-
-def keys_of(settings: RedisSettings) -> list[Keys]:
-    """Return the keys of each shard; those of the first also hold what a namespace has once."""
-    return [Keys(settings.namespace, shard) for shard in range(settings.shards)]
 
 
 class ShardedStore:

@@ -203,7 +203,8 @@ class Topics:
         return dropped
 
     def _forget_if_empty(self, keys: Keys, topic: str) -> None:
-        names = [keys.topics(), keys.stream(topic), keys.dead(topic), keys.held(topic), keys.rate_limits()]
+        streams = keys.stream(topic), keys.dead(topic)
+        names = [keys.topics(), *streams, keys.held(topic), keys.rate_limits(), keys.groups(topic)]
         run_script(self._client, self._scripts, "forget_topic", names, [topic, ""])
 
     def _group_names(self, stream: str) -> list[str]:

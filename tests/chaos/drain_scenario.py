@@ -13,8 +13,9 @@ from pipeline.config import RedisSettings
 from pipeline.core.clock import SystemClock
 from pipeline.store.base import Transaction
 from pipeline.store.connection import connect
+from pipeline.store.keys import keys_of
 from pipeline.store.retry import retry_until_available
-from pipeline.store.shards import keys_of, open_shards
+from pipeline.store.shards import open_shards
 from tests.chaos.drain_history import KILLED, SERVER_KILLED, STOPPED, History, Interruption, LoopExit, Shown, check
 from tests.chaos.drain_log import asking, read_log, request_of, value_of
 from tests.chaos.drain_loop import Loop

@@ -22,7 +22,8 @@ from pipeline.core.messages import Message
 from pipeline.ingest.schemas import FILE_ROW
 from pipeline.ingest.writer import BatchWriter, Summary, WriterSettings
 from pipeline.store.connection import connect
-from pipeline.store.shards import ShardedStore, keys_of, open_shards
+from pipeline.store.keys import keys_of
+from pipeline.store.shards import ShardedStore, open_shards
 from pipeline.store.stats import read_stats
 from tests.chaos.proxy import WAIT_SEC, Fault, Proxy, naming, reply_with, running
 from tests.servers import RealServer

@@ -15,7 +15,7 @@ from pipeline.core.clock import SystemClock
 from pipeline.ingest.query import start_query
 from pipeline.ingest.readers import read_landing, read_landing_once
 from pipeline.ingest.writer import BatchWriter
-from pipeline.landing.names import TokenMaker, landing_name
+from pipeline.landing.names import TokenMaker, landing_name, quote_name
 from tests.chaos.proxy import WAIT_SEC, Exchange, Fault, after, before
 from tests.chaos.rig import FILES, OTHER_TRANSACTION_MESSAGES, TRANSACTION_MESSAGES, Rig, Writing
 from tests.servers import RealServer
@@ -38,7 +38,7 @@ class Ingest:
         for content in contents:
             work = self.landing / ".work"
             work.write_bytes(content)
-            work.rename(self.landing / landing_name(self.tokens.make(LANDED_MS), 1, "json", "a.jsonl"))
+            work.rename(self.landing / landing_name(self.tokens.make(LANDED_MS), 1, "json", quote_name("a.jsonl")))
 
     def start(self, transaction_messages: int = TRANSACTION_MESSAGES) -> StreamingQuery:
         """Start a query that takes in what is there."""

@@ -11,6 +11,7 @@ from pipeline.config import RedisSettings
 from pipeline.store.connection import connect
 from pipeline.store.keys import Keys
 from pipeline.store.redis_store import RedisStore
+from pipeline.store.stats import read_stats
 from tests.chaos.proxy import Fault, Proxy, after, before, instead, lose_reply, refuse, running
 from tests.e2e.commands import Checkout, Command
 from tests.servers import RealServer, real_server
@@ -60,7 +61,7 @@ class Transfer:
             return Counter()  # the server is away
 
     def left(self) -> int:
-        return RedisStore(self.server.client(), KEYS).stats().scheduled
+        return read_stats(self.server.client(), [KEYS]).scheduled
 
     def restart(self) -> None:
         self.server.kill()

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import redis
 
+from jobs.consume import parse_arguments
 from pipeline.config import ROOT, TopicSettings
 from pipeline.consume.opening import open_consumer, parse_start
 from pipeline.consume.retries import retry_delay_ms
@@ -42,6 +43,15 @@ def test_a_place_to_begin(text: str, start: str) -> None:
 def test_what_is_no_place_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="is no place to begin at"):
         parse_start(text)
+
+
+def test_a_group_is_set_back_and_not_over_what_is_unread() -> None:
+    with pytest.raises(ConfigError) as refused:
+        parse_arguments(["--topic", "mail", "--group", "billing", "--replay", "new"])
+    assert str(refused.value) == ("--replay new would skip what is unread; name beginning, an entry's id or a time.")
+    for place in ("beginning", "1795176000000-3", "2026-11-20T12:00:00Z"):
+        given, _ = parse_arguments(["--topic", "mail", "--group", "billing", "--replay", place])
+        assert given.replay == place
 
 
 @pytest.mark.parametrize("name", ["", "a:b", "a{b}", "a*", "ä", "x" * 65])
@@ -79,6 +89,14 @@ def test_the_private_server_of_the_checkout_is_found_and_kept_up(
     server = PrivateServer(tmp_path)
     assert not serves(server.socket), "it ends when its last user has left"
     server.release()
+
+
+def test_a_server_that_would_drop_messages_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    with real_server("--maxmemory-policy", "allkeys-lru") as server:
+        monkeypatch.setenv("REDIS_URL", server.url)
+        with pytest.raises(ConfigError, match="has maxmemory-policy allkeys-lru, which silently drops messages"):
+            open_consumer("mail", "billing")
+        assert server.client().keys() == []
 
 
 def clients_of(server: RealServer) -> int:

@@ -4,7 +4,7 @@ from decimal import Decimal
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.core.due import DELAY_SEC_MAX, delay_ms_of_number, due_ms_of_text, lateness_ms
+from pipeline.core.due import DELAY_SEC_MAX, delay_ms_of_number, due_ms_of_text
 
 _OFFSETS = st.integers(-18 * 60, 18 * 60).map(lambda minutes: timezone(timedelta(minutes=minutes)))
 # Far enough from both ends of the years that we take for any offset.
@@ -30,7 +30,3 @@ def test_a_delay_as_python_prints_it_is_read(seconds: float) -> None:
     delay_ms = delay_ms_of_number(repr(seconds))
     assert delay_ms is not None
     assert -0.001 <= delay_ms - seconds * 1000 < 1.001
-
-
-def test_lateness_is_negative_before_the_due_time() -> None:
-    assert (lateness_ms(5, 7), lateness_ms(7, 5)) == (2, -2)

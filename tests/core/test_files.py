@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.core import files
-from pipeline.core.files import put_in_place, try_lock, write_whole
+from pipeline.core.files import make_writable, put_in_place, try_lock, write_whole
 
 
 @pytest.mark.parametrize("call", ["fsync", "rename"])
@@ -30,6 +30,15 @@ def test_a_file_takes_its_place_with_all_that_was_written(tmp_path: Path) -> Non
         file.write("all of it")
         put_in_place(file, tmp_path / "place")
     assert (tmp_path / "place").read_text() == "all of it" and os.listdir(tmp_path) == ["place"]
+
+
+def test_a_folder_is_made_and_tried_and_left_empty(tmp_path: Path) -> None:
+    for _ in range(2):
+        make_writable(tmp_path / "a" / "b")
+    assert list((tmp_path / "a" / "b").iterdir()) == []
+    (tmp_path / "file").touch()
+    with pytest.raises(OSError, match="file"):
+        make_writable(tmp_path / "file")
 
 
 def test_a_lock_has_one_owner(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.core.buckets import BUCKET_WIDTH_MS, bucket_start_ms
-from pipeline.core.ids import LINE_NO_MAX, TOKEN_ALPHABET, encode_token, message_id, token_epoch_ms
+from pipeline.core.ids import LINE_NO_MAX, TOKEN_ALPHABET, decode_token, encode_token, message_id, token_epoch_ms
 
 _HALVES = st.integers(0, 2**42 - 1)
 
@@ -18,6 +18,7 @@ def test_a_token_keeps_its_time(epoch_ms: int, random_bits: int) -> None:
     token = encode_token(epoch_ms, random_bits)
     assert len(token) == 14
     assert token_epoch_ms(token) == epoch_ms
+    assert decode_token(token) == (epoch_ms, random_bits)
 
 
 @given(st.tuples(_HALVES, _HALVES), st.tuples(_HALVES, _HALVES))

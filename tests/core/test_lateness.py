@@ -83,6 +83,7 @@ def test_a_time_is_shown_in_the_unit_that_suits_it(ms: float, text: str) -> None
 @pytest.mark.parametrize(("number", "text"), [(0, "0 messages"), (1, "1 message"), (2_000, "2,000 messages")])
 def test_a_count_has_its_noun(number: int, text: str) -> None:
     assert count_text(number, "message") == text
+    assert count_text(number, "batch", "batches") == text.replace("messages", "batches").replace("message", "batch")
 
 
 def test_a_histogram_is_shown_as_three_numbers() -> None:

@@ -78,6 +78,21 @@ def test_it_works_a_tenth_of_the_time_at_most(server: RealServer) -> None:
     assert trimmer.step() == REST_FACTOR * (clock.monotonic_ms() - began_ms) > REST_MS_MIN
 
 
+def test_it_asks_for_the_settings_of_a_topic_once_whatever_the_number_of_shards(server: RealServer) -> None:
+    client, clock = server.client(), ManualClock(now_ms=START_MS)
+    shards = [Keys("test", shard) for shard in range(3)]
+    fill(client, "a")
+    asked: list[str] = []
+
+    def settings_of(topic: str) -> TopicSettings:
+        asked.append(topic)
+        return SETTINGS
+
+    Trimmer(Topics(client, shards), shards, settings_of, clock).step()
+    assert client.xlen(KEYS.stream("a")) < 300, "in several steps"
+    assert asked == ["a"]
+
+
 def test_it_ends_a_resume_that_was_cut_off_and_leaves_a_pause_alone(server: RealServer) -> None:
     client, clock = server.client(), ManualClock(now_ms=START_MS)
     topics = Topics(client, [KEYS])

@@ -95,6 +95,7 @@ def test_times_have_their_zone_and_ages_a_unit() -> None:
     assert (
         "\n  last batch 28 min ago: 3 lines, 30/s, 100 ms in all\n  phases (ms): addBatch 51,441, walCommit 10" in text
     )
+    assert "\n  1 batch, 2 files, 3 lines: 3 stored, " in text
     assert "\ndrain: 1 loop in the last hour, 1 running, seen 0.4 s ago\n" in text
 
 

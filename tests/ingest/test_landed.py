@@ -130,6 +130,35 @@ def test_a_checkpoint_that_can_not_be_read_fails_the_batch(world: World) -> None
         world.files.check_batch(0, [])
 
 
+def test_a_file_that_can_not_be_deleted_keeps_no_other_and_does_not_wait(
+    world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    stored = world.land(4_000, 3_000, 2_000, 1_000)
+    refused = stored[::2]
+    unlink = Path.unlink
+
+    def refuse(path: Path, missing_ok: bool = False) -> None:
+        if path.name in refused:
+            raise PermissionError(1, "Operation not permitted", str(path))
+        unlink(path, missing_ok)
+
+    monkeypatch.setattr(Path, "unlink", refuse)
+    world.plan(0, stored)
+    world.files.check_batch(0, tokens(stored))
+    world.files.delete_batch(0)
+    assert world.here() == refused
+    assert world.files.oldest_waiting_ms() == 0, "they are stored"
+    [record] = caplog.records
+    assert re.match(
+        r"Landing files that are stored, 2 in all, can't be deleted \(.*Operation not permitted.*\); the next start deletes them\.",
+        record.getMessage(),
+    )
+    world.markers = dict.fromkeys(tokens(stored), "all")
+    restarted = LandingFiles(world.landing, world.checkpoint, world.markers_of, ManualClock(NOW_MS))
+    assert restarted.delete_marked(stored) == []
+    assert restarted.oldest_waiting_ms() == 0
+
+
 def test_without_a_local_checkpoint_the_workers_are_believed(world: World) -> None:
     files = LandingFiles(world.landing, None, world.markers_of, ManualClock())
     names = world.land(2, 1)

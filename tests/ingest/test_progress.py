@@ -16,6 +16,7 @@ from pipeline.ingest.landed import LandingFiles
 from pipeline.ingest.progress import BatchReporter, batch_line
 from pipeline.ingest.readers import read_landing
 from pipeline.ingest.writer import BatchWriter, Summary, WriterSettings
+from pipeline.store import heartbeats
 from pipeline.store.connection import connect
 from pipeline.store.heartbeats import INGEST_KEEP_SEC, IngestProgress, read_ingests, write_ingest
 from pipeline.store.keys import Keys
@@ -124,12 +125,15 @@ def test_a_store_that_does_not_answer_disturbs_no_query_and_is_told_the_sums_lat
     assert told[0].last_oldest_waiting_ms is None
 
 
-def test_what_jobs_tell_of_themselves_is_bounded_in_time(redis: RedisSettings, server: RealServer) -> None:
+def test_what_jobs_tell_of_themselves_is_bounded_in_time_by_the_clock_of_the_server(
+    redis: RedisSettings, server: RealServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     client, keys = connect(redis), Keys(redis.namespace)
-    write_ingest(client, keys, progress("old", NOW_MS - INGEST_KEEP_SEC * 1000 - 1))
-    write_ingest(client, keys, progress("one", NOW_MS - 1))
-    write_ingest(client, keys, progress("two", NOW_MS))
-    assert read_ingests(client, keys) == [progress("two", NOW_MS), progress("one", NOW_MS - 1)]
+    written = (("old", NOW_MS - INGEST_KEEP_SEC * 1000 - 1), ("one", NOW_MS - 1), ("two", NOW_MS))
+    for source_id, server_clock_ms in written:
+        monkeypatch.setattr(heartbeats, "server_ms", lambda client, now_ms=server_clock_ms: now_ms)
+        write_ingest(client, keys, progress(source_id, NOW_MS))
+    assert read_ingests(client, keys) == [progress("two", NOW_MS), progress("one", NOW_MS)]
     assert server.client().ttl(keys.ingest("two")) == INGEST_KEEP_SEC
     client.delete(keys.ingest("two"))
     client.hset(keys.ingest("one"), "reads", '"/elsewhere"')

@@ -21,8 +21,9 @@ from pipeline.ingest.rejects import WORK_NAME, RejectsWriter
 from pipeline.ingest.transactions import PartQueue
 from pipeline.ingest.writer import BatchWriter, ShardWriter, Summary, WriterSettings, open_stores
 from pipeline.store.connection import connect
+from pipeline.store.keys import keys_of
 from pipeline.store.redis_store import RedisStore
-from pipeline.store.shards import keys_of
+from pipeline.store.stats import read_stats
 from tests.ingest.files import TOKEN, file_rows, parsed
 from tests.servers import RealServer
 
@@ -74,7 +75,7 @@ def test_a_batch_is_stored_its_rejects_written_and_a_replay_stores_nothing(
         "missing_due",
     )
     assert record["detail"].endswith(".")
-    counters = open_stores(settings.redis)[0].stats().counters
+    counters = read_stats(connect(settings.redis), keys_of(settings.redis)).counters
     assert (counters["stored"], counters["duplicates"], counters["rejected"]) == (3, 1, 1)
 
 
@@ -110,7 +111,7 @@ def test_shards_share_the_files_and_know_each_others_ids_and_each_has_its_hash_t
             first_reject="a.jsonl line 2, unknown_field",
         )
     ]
-    each = [store.stats() for store in open_stores(settings.redis)]
+    each = [read_stats(connect(settings.redis), [keys]) for keys in keys_of(settings.redis)]
     assert all(stats.scheduled for stats in each)
     assert sum(stats.scheduled for stats in each) == 40 + 5 + 8
     assert sum(stats.counters.get("rejected", 0) for stats in each) == 8
@@ -158,7 +159,7 @@ class UnhurriedDisk(RedisStore):
         self.waits: list[int] = []
 
     def wait_for_disk(self) -> None:
-        self.waits.append(self.stats().scheduled)
+        self.waits.append(read_stats(self._client, [self._keys]).scheduled)
         if len(self.waits) < 3:
             raise StoreUnavailable("it is not on disk yet.")
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from pipeline.config import IngestSettings
 from pipeline.landing.gatekeeper import Gatekeeper
 from pipeline.landing.names import LandingName, parse_landing_name
 from pipeline.landing.reports import RefusedFile
@@ -45,7 +46,7 @@ class Folders:
         return self.root / "rejects"
 
     def open(self, **options: object) -> Gatekeeper:
-        options.setdefault("clock", self.clock)
+        options = {"clock": self.clock, "segment_bytes": IngestSettings().segment_bytes, **options}
         gatekeeper = Gatekeeper(self.inbox, self.landing, self.quarantine, self.rejects, **options)  # type: ignore[arg-type]
         self.opened.append(gatekeeper)
         return gatekeeper

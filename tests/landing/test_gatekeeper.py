@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -590,10 +591,13 @@ def test_a_landing_folder_on_another_file_system_is_refused(folders: Folders, mo
 
 
 def test_an_input_folder_that_is_not_there_or_is_the_landing_folder_is_refused(folders: Folders) -> None:
+    made = partial(
+        gatekeeper_module.Gatekeeper, quarantine_dir=folders.quarantine, rejects_dir=folders.rejects, segment_bytes=1
+    )
     with pytest.raises(ConfigError, match="no does not exist; make it, or correct --input"):
-        gatekeeper_module.Gatekeeper(folders.root / "no", folders.landing, folders.quarantine, folders.rejects)
+        made(folders.root / "no", folders.landing)
     with pytest.raises(ConfigError, match="itself"):
-        gatekeeper_module.Gatekeeper(folders.inbox, folders.inbox, folders.quarantine, folders.rejects)
+        made(folders.inbox, folders.inbox)
 
 
 def test_an_input_folder_that_goes_away_is_a_source_error(folders: Folders) -> None:

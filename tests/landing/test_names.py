@@ -30,7 +30,7 @@ tokens = st.builds(Token, st.integers(0, 2**42 - 2**20), st.integers(0, 2**42 - 
 
 @given(tokens, st.integers(1, 2**40), st.sampled_from(["json", "csv", "sock"]), file_names)
 def test_a_landing_name_reads_back_as_it_was_built(token: Token, first_line: int, kind: str, original: str) -> None:
-    name = landing_name(token, first_line, kind, original)
+    name = landing_name(token, first_line, kind, quote_name(original))
     parsed = parse_landing_name(name)
     assert parsed is not None
     assert len(name.encode()) <= 255 and "/" not in name and "%" not in name
@@ -38,6 +38,11 @@ def test_a_landing_name_reads_back_as_it_was_built(token: Token, first_line: int
     assert original.startswith(parsed.original_name)
     if len(quote_name(original)) < 140:
         assert parsed.original_name == original
+
+
+def test_a_landing_name_whose_dots_are_dots_is_read_too() -> None:
+    name = f"{Token(1, 2)}.1.sock.127.0.0.1=3A9999"
+    assert parse_landing_name(name) == LandingName(str(Token(1, 2)), 1, "sock", "127.0.0.1:9999")
 
 
 @given(tokens, st.integers(0, 2**42), st.sampled_from(["json", "csv"]), st.booleans(), file_names)
@@ -140,6 +145,6 @@ def test_token_times_rise_when_the_clock_stands_still_or_goes_back() -> None:
 
 @pytest.mark.parametrize("original", ["a.json.gz", "a+b.json", "a=b.bz2", "..json"])
 def test_a_landing_file_has_no_suffix_that_spark_would_act_on(original: str) -> None:
-    name = landing_name(Token(1, 2), 1, "json", original)
+    name = landing_name(Token(1, 2), 1, "json", quote_name(original))
     assert name.count(".") == 3
     assert parse_landing_name(name) == LandingName(str(Token(1, 2)), 1, "json", original)

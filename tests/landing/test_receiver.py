@@ -137,6 +137,7 @@ def test_lines_are_stamped_with_their_arrival_and_published_when_old_enough(
     name = parse_landing_name(path.name)
     assert name is not None
     assert (name.kind, name.first_line, name.original_name) == ("sock", 1, f"127.0.0.1:{server.port}")
+    assert path.name.endswith(f".1.sock.127+0+0+1=3A{server.port}"), "its dots are + as in any landing name"
     assert stamped(landing) == [
         (NOW_MS, b"one\n"), (NOW_MS + 99, b"two\r\n"), (NOW_MS + 99, b"\n"), (NOW_MS + 99, b"three\n"),
     ]  # fmt: skip

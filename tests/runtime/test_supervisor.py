@@ -178,7 +178,7 @@ def test_the_users_redis_is_used_gets_no_sample_and_its_password_is_not_shown(
     assert supervisor.wait(20) == 0
     assert f"drain {url}" in read_notes(root)
     assert "secret" not in (root / "stderr").read_text()
-    assert "redis://redis.example:6379/0" in (root / "stderr").read_text()
+    assert "redis://me:***@redis.example:6379/0?password=***\n" in (root / "stderr").read_text()
     assert list((root / "inbox").iterdir()) == []
 
 

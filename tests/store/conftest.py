@@ -14,6 +14,7 @@ from pipeline.store.connection import connect
 from pipeline.store.keys import Keys
 from pipeline.store.redis_store import RedisStore
 from pipeline.store.scripts import Scripts
+from pipeline.store.stats import Stats, read_stats
 from tests.servers import RealServer
 
 START_MS = 1_700_000_000_000
@@ -37,6 +38,10 @@ class Bench:
         """A new store, as another process would have it."""
         settings = DrainSettings(**{"lease_sec": 30, "claim_limit": 500, **drain})  # type: ignore[arg-type]
         return RedisStore(self.user, self.keys, settings, self.scripts, lambda: self.now_ms)
+
+    def stats(self) -> Stats:
+        """Count what there is."""
+        return read_stats(self.user, [self.keys], self.now_ms)
 
     def names(self) -> set[str]:
         """The keys that exist, without their hash tag."""

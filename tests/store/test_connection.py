@@ -6,6 +6,7 @@ from typing import Any
 
 import fakeredis
 import pytest
+from redis._parsers.base import BaseParser
 
 from pipeline.config import RedisSettings
 from pipeline.core.errors import ConfigError, StoreProtocolError, StoreUnavailable
@@ -59,6 +60,14 @@ def test_a_node_of_a_cluster_is_named_as_one() -> None:
         for call in (lambda: client.set(KEY, 1), lambda: client.pipeline().set(KEY, 1).execute()):
             with pytest.raises(ConfigError, match="part of a Redis Cluster, which"), translated_errors():
                 call()
+
+
+@pytest.mark.parametrize(
+    "reply", ["LOADING", "READONLY", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN", "OOM", "BUSY", "MISCONF", "NOREPLICAS"]
+)
+def test_a_reply_that_passes_by_itself_is_worth_another_try(reply: str) -> None:
+    with pytest.raises(StoreUnavailable), translated_errors():
+        raise BaseParser.parse_error(f"{reply} for a while.")
 
 
 def test_a_call_that_the_client_refuses_is_not_taken_for_a_server_that_does_not_answer() -> None:

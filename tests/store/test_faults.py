@@ -12,15 +12,18 @@ from pipeline.store.base import Scheduled
 from pipeline.store.connection import connect
 from pipeline.store.keys import Keys
 from pipeline.store.redis_store import RedisStore
+from pipeline.store.stats import read_stats
 from pipeline.store.wakeup import WakeListener
 from tests.chaos.proxy import Proxy, naming, swallow
 from tests.servers import RealServer, needs_waitaof, real_server
 from tests.store.builders import transaction
 from tests.store.conftest import START_MS, ends
 
+KEYS = Keys("test")
+
 
 def open_store(server: RealServer) -> RedisStore:
-    return RedisStore(connect(RedisSettings(url=server.url)), Keys("test"))
+    return RedisStore(connect(RedisSettings(url=server.url)), KEYS)
 
 
 def test_what_was_acknowledged_survives_a_kill_of_the_server_and_the_store_goes_on() -> None:
@@ -34,7 +37,7 @@ def test_what_was_acknowledged_survives_a_kill_of_the_server_and_the_store_goes_
         with pytest.raises(StoreUnavailable):
             store.ack(claim, 2, [])
         server.start()
-        stats = store.stats()
+        stats = read_stats(server.client(), [KEYS])
         assert (stats.in_flight, stats.counters["delivered"]) == (1, 1)
         assert store.ack(claim, 2, [])
         assert store.schedule("s", transaction((1, START_MS), (2, START_MS))) is None
@@ -65,7 +68,7 @@ def test_a_full_server_stores_nothing_of_a_transaction_but_lets_messages_out() -
         assert claim is not None
         assert store.ack(claim, 1, [])
         server.client().config_set("maxmemory", "0")
-        assert store.stats().scheduled == 0
+        assert read_stats(server.client(), [KEYS]).scheduled == 0
         assert store.schedule("s", full) == Scheduled(stored=99, duplicates=0)
 
 
@@ -84,6 +87,15 @@ def test_a_wait_for_the_disk_ends_when_what_was_stored_is_on_it(monkeypatch: pyt
         store.wait_for_disk()
         server.client().config_set("appendonly", "no")
         with pytest.raises(StoreProtocolError):
+            store.wait_for_disk()
+
+
+@needs_waitaof
+def test_a_wait_for_the_disk_ends_before_the_wait_for_its_reply_does() -> None:
+    with real_server("--appendonly", "yes", "--appendfsync", "no") as server:
+        store = RedisStore(connect(RedisSettings(url=server.url, reply_timeout_ms=300)), KEYS)
+        store.schedule("s", transaction((1, START_MS)))
+        with pytest.raises(StoreUnavailable, match="not on disk yet"):
             store.wait_for_disk()
 
 
@@ -108,7 +120,7 @@ def test_two_writers_of_the_same_file_at_the_same_time_store_it_once(server: Rea
         writer.start()
     for writer in writers:
         writer.join()
-    assert sum(stored) == 5_000 == RedisStore(client, keys).stats().scheduled
+    assert sum(stored) == 5_000 == read_stats(client, [keys]).scheduled
     client.delete(*client.keys("{test-two-writers:0}*"))
 
 

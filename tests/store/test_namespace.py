@@ -9,12 +9,18 @@ from typing import Any
 import fakeredis
 import pytest
 
-from pipeline.config import ALL_TOPICS, Settings, load_settings
+from pipeline.config import ALL_TOPICS, Settings, TopicSettings, load_settings
 from pipeline.core.errors import ConfigError
 from pipeline.core.messages import Message
 from pipeline.store.connection import connect
-from pipeline.store.namespace import adopt_topic_settings, change_topic_settings, read_topic_settings
-from pipeline.store.shards import ShardedStore, keys_of, open_shards
+from pipeline.store.keys import keys_of
+from pipeline.store.namespace import (
+    adopt_topic_settings,
+    change_topic_settings,
+    current_topic_settings,
+    read_topic_settings,
+)
+from pipeline.store.shards import ShardedStore, open_shards
 from tests.servers import RealServer
 from tests.store.conftest import START_MS
 
@@ -107,6 +113,18 @@ def test_settings_are_changed_and_taken_back_in_all_shards(client: Any, file: Pa
     each = [client.hgetall(keys.topic_settings()) for keys in keys_of(redis_settings)]
     assert each[0] == each[1]
     assert list(each[0]) == [b"*"]
+
+
+def test_what_counts_for_a_topic_now_is_read_without_the_settings_of_all_others(server: RealServer, file: Path) -> None:
+    client, settings = server.client(), settings_of(file)
+    change_topic_settings(client, settings.redis, "mail", {"max_rate": 5})
+    assert current_topic_settings(client, settings, "mail") == TopicSettings(sink="screen", max_rate=5)
+    change_topic_settings(client, settings.redis, ALL_TOPICS, {"sink": "stream", "max_rate": 7})
+    client.config_resetstat()
+    assert current_topic_settings(client, settings, "mail") == TopicSettings(sink="stream", max_rate=5)
+    assert current_topic_settings(client, settings, "news") == TopicSettings(sink="stream", max_rate=7)
+    called = client.info("commandstats")
+    assert (called["cmdstat_hmget"]["calls"], "cmdstat_hgetall" in called) == (2, False)
 
 
 def test_a_running_loop_notices_a_change_at_its_next_claim(server: RealServer, file: Path) -> None:

@@ -9,11 +9,11 @@ from pipeline.config import DrainSettings, RedisSettings
 from pipeline.core.errors import ConfigError, StoreUnavailable
 from pipeline.store.base import Claim, ClaimReply
 from pipeline.store.connection import connect
-from pipeline.store.keys import Keys
+from pipeline.store.keys import Keys, keys_of
 from pipeline.store.namespace import FORMAT_VERSION, open_namespace
 from pipeline.store.redis_store import RedisStore
 from pipeline.store.scripts import Scripts
-from pipeline.store.shards import ShardedStore, keys_of, open_shards, shard_of
+from pipeline.store.shards import ShardedStore, open_shards, shard_of
 from pipeline.store.stats import Stats, read_stats
 from pipeline.store.wakeup import WakeListener
 from tests.servers import RealServer

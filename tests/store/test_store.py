@@ -34,7 +34,7 @@ class TestSchedule:
     def test_the_same_transaction_again_stores_nothing(self, bench: Bench) -> None:
         bench.store().schedule("s", transaction((1, START_MS), (2, START_MS)))
         assert bench.store().schedule("s", transaction((1, START_MS), (2, START_MS))) is None
-        assert bench.store().stats().scheduled == 2
+        assert bench.stats().scheduled == 2
 
     def test_a_replay_after_delivery_stores_nothing(self, bench: Bench) -> None:
         store = bench.store()
@@ -50,7 +50,7 @@ class TestSchedule:
         assert store.markers("s", [TOKEN, "Q" * 14]) == ["5 1", ""]
         assert store.schedule("s", transaction((2, START_MS), before="5 1", after="all"))
         assert store.markers("s", [TOKEN]) == ["all"]
-        assert store.stats().scheduled == 2
+        assert bench.stats().scheduled == 2
 
     @pytest.mark.parametrize("before", ["", "5 1", "all"])
     def test_a_marker_that_is_elsewhere_refuses_the_whole_transaction(self, bench: Bench, before: str) -> None:
@@ -58,7 +58,7 @@ class TestSchedule:
         store.schedule("s", transaction(after="4 1"))
         refused = transaction((1, START_MS), identified=((2, START_MS, "a"),), before=before, rejected=1)
         assert store.schedule("s", refused) is None
-        assert (store.stats().scheduled, store.stats().counters, store.markers("s", [TOKEN])) == (0, {}, ["4 1"])
+        assert (bench.stats().scheduled, bench.stats().counters, store.markers("s", [TOKEN])) == (0, {}, ["4 1"])
 
     def test_one_marker_of_several_that_is_elsewhere_refuses_all(self, bench: Bench) -> None:
         store = bench.store()
@@ -71,7 +71,7 @@ class TestSchedule:
         store = bench.store()
         for _ in range(2):
             store.schedule("s", transaction(rejected=7))
-        assert store.stats().counters == {"rejected": 7}
+        assert bench.stats().counters == {"rejected": 7}
 
     def test_markers_are_walked_and_forgotten(self, bench: Bench) -> None:
         store = bench.store()
@@ -85,14 +85,14 @@ class TestSchedule:
 
     def test_two_lines_with_the_same_text_are_two_messages(self, bench: Bench) -> None:
         bench.store().schedule("s", transaction((1, START_MS), (2, START_MS)))
-        assert bench.store().stats().scheduled == 2
+        assert bench.stats().scheduled == 2
 
     def test_files_and_sources_have_markers_of_their_own(self, bench: Bench) -> None:
         store = bench.store()
         store.schedule("s", transaction((1, START_MS)))
         store.schedule("s", transaction((1, START_MS), token="Q" * 14))
         store.schedule("other", transaction((1, START_MS + 1), token="R" * 14))
-        assert store.stats().scheduled == 3
+        assert bench.stats().scheduled == 3
 
     def test_an_idempotency_key_is_stored_once_wherever_it_comes_again(self, bench: Bench) -> None:
         store = bench.store()
@@ -115,7 +115,7 @@ class TestSchedule:
     def test_messages_with_and_without_an_id_go_together(self, bench: Bench) -> None:
         both = transaction((1, START_MS), identified=((2, START_MS, "a"), (3, EDGE_MS, "b"), (4, EDGE_MS, "a")))
         assert bench.store().schedule("s", both) == Scheduled(stored=3, duplicates=1)
-        assert bench.store().stats().counters == {"stored": 3, "duplicates": 1}
+        assert bench.stats().counters == {"stored": 3, "duplicates": 1}
         assert bench.client.zcard(bench.keys.buckets()) == 2
 
     def test_a_bucket_that_only_known_ids_were_for_is_not_indexed(self, bench: Bench) -> None:
@@ -142,7 +142,7 @@ class TestSchedule:
     def test_a_thousand_buckets_in_one_transaction(self, bench: Bench) -> None:
         rows = [(line, START_MS + line * BUCKET_MS) for line in range(1, 1001)]
         assert bench.store().schedule("s", transaction(*rows)) == Scheduled(stored=1000, duplicates=0)
-        assert bench.store().stats().scheduled == 1000
+        assert bench.stats().scheduled == 1000
 
     def test_ten_thousand_messages_in_one_bucket(self, bench: Bench) -> None:
         rows = [(line, EDGE_MS) for line in range(1, 10_001)]
@@ -230,7 +230,7 @@ class TestClaim:
         store = bench.store(claim_limit=2)
         store.schedule("s", transaction(*((line, START_MS) for line in range(1, 5))))
         assert claim_all(store, "loop:0") == claim_all(store, "loop:0")
-        assert store.stats().in_flight == 2
+        assert bench.stats().in_flight == 2
 
     def test_a_claimed_message_is_not_claimed_by_another(self, bench: Bench) -> None:
         store = bench.store()
@@ -257,9 +257,9 @@ class TestAck:
         store.schedule("s", transaction((1, START_MS), (2, START_MS)))
         claim = must_claim(store, "loop:0")
         assert store.ack(claim, 1, [])
-        assert (store.stats().in_flight, store.stats().counters["delivered"]) == (1, 1)
+        assert (bench.stats().in_flight, bench.stats().counters["delivered"]) == (1, 1)
         assert store.ack(claim, 2, [])
-        assert (store.stats().in_flight, store.stats().counters["delivered"]) == (0, 2)
+        assert (bench.stats().in_flight, bench.stats().counters["delivered"]) == (0, 2)
 
     def test_saying_it_twice_counts_once(self, bench: Bench) -> None:
         store = bench.store()
@@ -267,7 +267,7 @@ class TestAck:
         claim = must_claim(store, "loop:0")
         for _ in range(2):
             assert store.ack(claim, 1, [])
-        assert store.stats().counters["delivered"] == 1
+        assert bench.stats().counters["delivered"] == 1
 
     @pytest.mark.parametrize("late_ms", [0, 1])
     def test_after_the_lease_it_is_refused_and_counted(self, bench: Bench, late_ms: int) -> None:
@@ -276,8 +276,8 @@ class TestAck:
         claim = must_claim(store, "loop:0")
         bench.now_ms += 30_000 + late_ms
         assert not store.ack(claim, 1, [])
-        assert store.stats().counters["late_acks"] == 1
-        assert store.stats().in_flight == 1
+        assert bench.stats().counters["late_acks"] == 1
+        assert bench.stats().in_flight == 1
 
     def test_it_can_not_remove_the_claim_of_another_loop(self, bench: Bench) -> None:
         store = bench.store()
@@ -298,7 +298,7 @@ class TestAck:
         must_claim(store, "loop:0")  # sent before, given up, and slow
         assert not store.ack(claim, 2, [])
         assert store.release(claim, 2) == 0
-        assert (store.stats().in_flight, store.stats().counters["delivered"]) == (2, 2)
+        assert (bench.stats().in_flight, bench.stats().counters["delivered"]) == (2, 2)
 
 
 class TestGivingBack:
@@ -330,7 +330,7 @@ class TestGivingBack:
         assert store.claim("other:0").first_lease_ms == bench.now_ms
         assert store.reclaim() == 1
         assert [(m.member, m.attempt) for m in must_claim(store, "other:1").messages] == [(member(1), 2)]
-        assert store.stats().counters["reclaimed"] == 1
+        assert bench.stats().counters["reclaimed"] == 1
 
     def test_what_was_given_back_keeps_its_due_time_and_place(self, bench: Bench) -> None:
         store = bench.store(claim_limit=1)
@@ -348,15 +348,15 @@ class TestGivingBack:
 
 class TestStats:
     def test_an_empty_namespace(self, bench: Bench) -> None:
-        stats = bench.store().stats()
+        stats = bench.stats()
         assert (stats.scheduled, stats.in_flight, stats.next_due_ms, stats.overdue_ms) == (0, 0, None, 0)
 
     def test_the_oldest_undelivered_message_counts_in_flight_or_not(self, bench: Bench) -> None:
         store = bench.store(claim_limit=1)
         store.schedule("s", transaction((1, START_MS - 500), (2, START_MS + 300), (3, EDGE_MS)))
-        assert (store.stats().next_due_ms, store.stats().overdue_ms) == (START_MS - 500, 500)
+        assert (bench.stats().next_due_ms, bench.stats().overdue_ms) == (START_MS - 500, 500)
         must_claim(store, "loop:0")
-        stats = store.stats()
+        stats = bench.stats()
         assert (stats.scheduled, stats.in_flight, stats.next_due_ms, stats.overdue_ms) == (2, 1, START_MS + 300, 500)
 
     @pytest.mark.leaves_rubbish
@@ -364,7 +364,7 @@ class TestStats:
         store = bench.store()
         store.schedule("s", transaction((1, START_MS + 300)))
         bench.client.zadd(bench.keys.buckets(), {"0": 0})
-        assert (store.stats().scheduled, store.stats().next_due_ms) == (1, START_MS + 300)
+        assert (bench.stats().scheduled, bench.stats().next_due_ms) == (1, START_MS + 300)
 
 
 class TestOddScores:
@@ -406,7 +406,7 @@ class TestForeignWriters:
         self.put(bench, str(start), START_MS - 1_000, member(1_000))
         store = bench.store()
         assert self.claimed(store, "one") == [member(1_000)]
-        assert store.stats().counters["misfiled"] == 250
+        assert bench.stats().counters["misfiled"] == 250
         reply = store.claim("two")
         assert (reply.claim, reply.next_due_ms) == (None, in_two_days)
         bench.now_ms = in_two_days + 300
@@ -416,7 +416,7 @@ class TestForeignWriters:
         self.put(bench, str(START_MS - START_MS % BUCKET_MS + BUCKET_MS), START_MS - 5, member(1))
         store = bench.store()
         assert self.claimed(store, "one") == [member(1)]
-        assert "misfiled" not in store.stats().counters
+        assert "misfiled" not in bench.stats().counters
 
     @pytest.mark.parametrize("due_ms", [float("inf"), 1e300, 2.0**53 + 2])
     def test_a_message_that_is_never_due_delays_nobody(self, bench: Bench, due_ms: float) -> None:
@@ -427,7 +427,7 @@ class TestForeignWriters:
         assert self.claimed(store, "one") == [member(2)]
         for name in ("two", "three", "four"):
             assert store.claim(name).next_due_ms == 2**53
-        assert store.stats().counters["misfiled"] == 1
+        assert bench.stats().counters["misfiled"] == 1
 
     @pytest.mark.parametrize("name", ["bucket:1", "", "1.5", "1e3", "007", "-0", "inf", "nan", "99999999999999999"])
     def test_an_entry_of_the_index_that_is_no_number_is_taken_out(self, bench: Bench, name: str) -> None:

@@ -15,6 +15,7 @@ from pipeline.store.dead_letters import DeadLetters
 from pipeline.store.groups import GroupStore
 from pipeline.store.keys import Keys
 from pipeline.store.redis_store import RedisStore
+from pipeline.store.stats import Stats, read_stats
 from pipeline.store.topics import TRIM_LIMIT, Topics
 from tests.store.builders import set_topic
 from tests.store.conftest import START_MS
@@ -38,6 +39,9 @@ class World:
 
     def store(self, shards: int = 1, **drain: Any) -> RedisStore:
         return RedisStore(self.user, self.keys, DrainSettings(**drain), now_ms=lambda: self.now_ms, shards=shards)
+
+    def stats(self) -> Stats:
+        return read_stats(self.user, [self.keys], self.now_ms)
 
     def send(self, text: str, topic: str = "mail", due_ms: int = START_MS, **fields: Any) -> bytes:
         self.sent += 1
@@ -217,8 +221,8 @@ class TestPauses:
             pass
         assert (world.texts(), world.texts("news")) == ([], ["other"])
         assert world.topics().look("mail").held == 2
-        assert store.stats().scheduled == store.stats().held == 2
-        assert store.stats().overdue_ms == 0, "a pause is meant, so it makes nothing late"
+        assert world.stats().scheduled == world.stats().held == 2
+        assert world.stats().overdue_ms == 0, "a pause is meant, so it makes nothing late"
         assert list(world.topics().put_back(world.keys, "mail")) == [], "still paused"
         assert sum(world.topics().resume("mail")) == 2
         while world.claim(store).next_due_ms is not None:
@@ -258,7 +262,7 @@ class TestExpiry:
         [letter] = DeadLetters(world.user, [world.keys]).of_topic("mail")
         assert (letter.body, letter.reason, letter.group, letter.died_ms) == ("too late", "expired", "", START_MS)
         assert letter.headers == {"a": "b"}
-        assert store.stats().dead == 1
+        assert world.stats().dead == 1
 
     def test_a_letter_that_is_scheduled_again_does_not_expire_again(self, world: World) -> None:
         world.set("mail", replace(STREAM, expire_after_sec=10))
@@ -276,7 +280,7 @@ class TestExpiry:
         assert not letters.redrive(letter, START_MS), "it is gone"
         world.claim(store)
         assert world.texts() == ["late"]
-        assert store.stats().dead == 0
+        assert world.stats().dead == 0
 
     def test_letters_that_come_while_others_are_walked_do_not_prolong_the_walk(self, world: World) -> None:
         dead = world.keys.dead("mail")
@@ -409,6 +413,15 @@ class TestRetention:
         assert 0 < dropped <= TRIM_LIMIT
         assert world.client.info("stats")["total_net_output_bytes"] < 100_000
         assert "cmdstat_xrange" not in world.client.info("commandstats")
+
+    def test_a_group_that_was_destroyed_by_hand_is_forgotten_with_its_topic(self, world: World) -> None:
+        GroupStore(world.client, [world.keys], "mail", "billing", "c").register("0-0", ordered=True)
+        self.trim(world)
+        assert world.client.hgetall(world.keys.groups("mail")) == {b"billing": b"ordered"}
+        world.client.xgroup_destroy(world.keys.stream("mail"), "billing")
+        self.trim(world)
+        assert world.topics().names() == []
+        assert not world.client.exists(world.keys.groups("mail"))
 
     def test_a_topic_of_which_nothing_is_left_is_forgotten(self, world: World) -> None:
         world.set("*", replace(STREAM, max_rate=1_000, retain_sec=1))

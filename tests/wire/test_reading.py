@@ -13,6 +13,7 @@ from pipeline.store.heartbeats import add_up_loops, read_ingests, read_loops
 from pipeline.store.keys import Keys
 from pipeline.store.namespace import open_namespace
 from pipeline.store.redis_store import RedisStore
+from pipeline.store.stats import read_stats
 from pipeline.store.topics import Topics
 from tests.consume.conftest import GROUP, TOPIC, Stage
 from tests.servers import RealServer
@@ -49,7 +50,7 @@ def test_what_is_written_is_what_was_read(stage: Stage) -> None:
 
 def test_the_namespace_is_one_of_ours_and_everything_in_it_counts(stage: Stage) -> None:
     assert open_namespace(stage.user, RedisSettings(namespace="duetime"), may_create=False)
-    stats = RedisStore(stage.user, KEYS).stats()
+    stats = read_stats(stage.user, [KEYS])
     assert (stats.scheduled, stats.held, stats.in_flight, stats.dead) == (4, 1, 2, 1)
     assert stats.counters == {"stored": 7, "rejected": 3, "delivered": 11, "dead": 1}
 

@@ -1,18 +1,19 @@
 #!lua flags=allow-oom
 -- Forget a topic of which nothing is left: no entry or group of its stream, no dead letter, no held message. With topics that users
--- name, what is kept of each would grow without bound.
+-- name, what is kept of each would grow without bound. A group that XGROUP DESTROY took away has left its field in groups.
 --
 -- KEYS[1] topics       SET     topics that have a stream, dead letters or held messages
 -- KEYS[2] stream       STREAM
 -- KEYS[3] dead         STREAM
 -- KEYS[4] held         ZSET    member -> due_ms
 -- KEYS[5] rate_limits  HASH    topic -> epoch ms at which its next message may go
+-- KEYS[6] groups       HASH    group -> ordered or shared, of the topic
 -- ARGV[1] topic   string
 -- ARGV[2] now_ms  int     "" means the server's clock; tests pass their own
 -- Returns 1 if it is forgotten, 0 if something is left
 --
 -- include common
-local topics, stream, dead, held, rate_limits = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
+local topics, stream, dead, held, rate_limits, groups = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
 local topic, now_ms = ARGV[1], clock_ms(ARGV[2])
 
 local go_ms = redis.call('HGET', rate_limits, topic)
@@ -24,6 +25,6 @@ local is_empty = redis.call('XLEN', stream) == 0 and redis.call('XLEN', dead) ==
 if has_groups or not is_empty then
   return 0
 end
-redis.call('UNLINK', stream, dead)
+redis.call('UNLINK', stream, dead, groups)
 redis.call('SREM', topics, topic)
 return 1
