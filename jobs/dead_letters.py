@@ -2,19 +2,16 @@
 
 import argparse
 import json
-import re
 from collections.abc import Iterator
 
 from pipeline.cli import EXIT_SUCCESS, Stop, new_parser, open_connection, parse_command, run_main
 from pipeline.config import Settings
 from pipeline.core.errors import ConfigError, PipelineError
-from pipeline.core.text import count_text, span_text, utc_text, visible
+from pipeline.core.text import count_text, span_ms, span_text, utc_text, visible
 from pipeline.store.dead_letters import DeadLetters
 from pipeline.store.entries import DeadLetter
 from pipeline.store.topics import Topics
 
-AGE = re.compile(r"([0-9]+)(s|m|h|d)")
-UNIT_MS = {"s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 SHOWN = 60  # characters of a message, and of an error, in a list
 REASONS = ("failed", "abandoned", "expired", "dropped")
 
@@ -102,10 +99,10 @@ def parse_age(text: str) -> int:
     Raises:
         ConfigError: it is not an age.
     """
-    found = AGE.fullmatch(text)
-    if not found:
+    age_ms = span_ms(text)
+    if age_ms is None:
         raise ConfigError(f"{text!r} is not an age; write a number and s, m, h or d, such as 15m.")
-    return int(found[1]) * UNIT_MS[found[2]]
+    return age_ms
 
 
 def shortened(text: str) -> str:

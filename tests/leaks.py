@@ -19,6 +19,7 @@ PERMANENT = {
     "pauses": "one field for each paused topic",
     "rate_limits": "one field for each topic with a max_rate",
     "ids": "forgotten a day after delivery",
+    "cancelled": "forgotten a day after the cancellation",
     "marker": "forgotten when its file is gone",
     "markers": "one member for each marker",
     "ingests": "one member for each source of the last week",
@@ -32,6 +33,7 @@ WITH_MESSAGES = {
     "claims",
     "attempts",
     "held",
+    "places",
 }  # there only while messages are in them, and indexed
 
 
@@ -63,5 +65,14 @@ def _unindexed(client: Any, tag: str, names: dict[str, set[str]]) -> list[str]:
         "claims without a lease": names["claim"] - members("claims"),
         "leases without a claim": members("claims") - names["claim"],
         "held messages of unknown topics": names["held"] - topics,
+        "places of messages that are not there": _lost_places(client, tag, names),
     }
     return [f"{what}: {', '.join(sorted(those))}" for what, those in found.items() if those]
+
+
+def _lost_places(client: Any, tag: str, names: dict[str, set[str]]) -> set[str]:
+    there = {member[:22] for name in names["claim"] for member in client.lrange(f"{tag}}}:claim:{name}", 0, -1)}
+    for kind in ("bucket", "held"):
+        there |= {member[:22] for name in names[kind] for member in client.zrange(f"{tag}}}:{kind}:{name}", 0, -1)}
+    places = client.hgetall(f"{tag}}}:places") if "places" in names else {}
+    return {key.decode("utf-8", "replace") for key, place in places.items() if place[:22] not in there}

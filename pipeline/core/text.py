@@ -1,5 +1,6 @@
 """Text for people: what could drive a terminal made visible, times and spans written out."""
 
+import re
 import unicodedata
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
@@ -10,6 +11,8 @@ EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 CALENDAR_FIRST_MS, CALENDAR_LAST_MS = -62_135_596_800_000, DUE_MS_MAX  # years 1 to 9999, what datetime knows
 # A text is one line and can't drive the terminal: control, format (bidi, zero width), surrogate, and line separators.
 UNSAFE_CATEGORIES = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
+_SPAN = re.compile(r"([0-9]{1,12})(s|m|h|d)")
+_UNIT_MS = {"s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 JOINERS = frozenset({"\u200c", "\u200d"})  # harmless, and words in Persian or emoji families need them
 
 
@@ -56,6 +59,12 @@ def span_text(ms: float) -> str:
     if hours < 24:
         return f"{hours} h {minutes % 60} min"
     return f"{hours // 24:,} d {hours % 24} h"
+
+
+def span_ms(text: str) -> int | None:
+    """Return a span of time such as ``90s``, ``15m``, ``2h`` or ``7d`` in milliseconds; None if it is none."""
+    found = _SPAN.fullmatch(text)
+    return int(found[1]) * _UNIT_MS[found[2]] if found else None
 
 
 def age_text(ms: float) -> str:

@@ -44,6 +44,7 @@ Jobs (each has its own --help; only ingest needs Java, and only it has use for s
   jobs/drain.py         print messages when they are due, or move them into streams
   jobs/consume.py       print the messages of a topic as a consumer of a group
   jobs/topics.py        list topics and groups; pause and resume topics; show and change settings; drop groups
+  jobs/messages.py      show, cancel and move single messages that wait, by their ids
   jobs/dead_letters.py  list, show, redrive and purge dead letters
   jobs/status.py        what is scheduled, in flight and delivered, and how late
 

@@ -39,9 +39,17 @@ class Keys:
         """HASH: message_id -> how often it was claimed and may have been delivered, and not acknowledged; none for 0."""
         return self._key("attempts")
 
+    def places(self) -> str:
+        """HASH: idempotency key -> message id, score, and ``:<topic>`` if it is held, of what is scheduled or in flight."""
+        return self._key("places")
+
     def ids(self) -> str:
-        """ZSET: idempotency key -> epoch ms at which it is forgotten, +inf while its message is not delivered."""
+        """ZSET: idempotency key -> epoch ms at which it is forgotten, of messages that were delivered."""
         return self._key("ids")
+
+    def cancelled(self) -> str:
+        """ZSET: idempotency key or handle -> epoch ms at which it is forgotten, of messages that were cancelled."""
+        return self._key("cancelled")
 
     def marker(self, source_id: str, part_id: str) -> str:
         """STRING: how far a part of a landing file is stored; a key of its own, so that writers of others don't touch it."""
@@ -108,7 +116,7 @@ class Keys:
         return self._key("rate_limits")
 
     def counters(self) -> str:
-        """HASH: stored duplicates rejected delivered reclaimed late_acks dead misfiled -> how many ever."""
+        """HASH: stored duplicates rejected delivered reclaimed late_acks dead misfiled cancelled -> how many ever."""
         return self._key("counters")
 
     def meta(self) -> str:

@@ -152,6 +152,7 @@ class RedisStore:
             keys.claim(token),
             keys.attempts(),
             keys.pauses(),
+            keys.places(),
             keys.ids(),
             keys.counters(),
             keys.rate_limits(),
@@ -183,7 +184,10 @@ class RedisStore:
         keys = self._keys
         status, _ = self._evaluate(
             "ack",
-            [keys.claims(), keys.claim(claim.lease_token), keys.attempts(), keys.ids(), keys.counters()],
+            [
+                *(keys.claims(), keys.claim(claim.lease_token), keys.attempts()),
+                *(keys.places(), keys.ids(), keys.counters()),
+            ],
             [
                 claim.lease_token,
                 claim.lease_until_ms,

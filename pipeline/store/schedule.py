@@ -62,7 +62,8 @@ def _finish_command(
     identified = transaction.identified
     starts = sorted({*framed.bucket_starts, *(message.bucket_start_ms for message in identified)})
     number = {start: index for index, start in enumerate(starts, start=1)}
-    names = [keys.buckets(), keys.markers(source_id), keys.ids(), keys.counters(), *marker_keys]
+    names = [keys.buckets(), keys.markers(source_id), keys.places(), keys.ids(), keys.cancelled(), keys.counters()]
+    names += marker_keys
     names += map(keys.bucket, starts)
     arguments: list[str | int | bytes] = [
         keys.wake(),

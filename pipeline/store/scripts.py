@@ -16,6 +16,7 @@ NAMES = (
     "claim",
     "ack",
     "release",
+    "by_id",
     "resume",
     "trim",
     "forget_topic",

@@ -103,7 +103,7 @@ class Topics:
                 self._client,
                 self._scripts,
                 "resume",
-                [keys.pauses(), keys.held(topic), keys.buckets(), keys.bucket(int(start))],
+                [keys.pauses(), keys.held(topic), keys.buckets(), keys.bucket(int(start)), keys.places()],
                 [topic, start, RESUME_LIMIT, RESUME_BYTES_MAX, keys.wake()],
             )
             if status != b"OK":

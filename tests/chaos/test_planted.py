@@ -150,7 +150,7 @@ MUTANTS = (
     Mutant(
         "idempotency keys are not remembered",
         (faults.nothing_happens,),
-        {SCRIPT: (("redis.call('ZADD', ids, 'NX', '+inf', idempotency_key) == 1", "true"),)},
+        {SCRIPT: (("redis.call('HSETNX', places, idempotency_key, place_of(member, due_ms)) == 1", "true"),)},
     ),
     Mutant(
         "an idempotency key is remembered by the shard of its file",

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from pipeline.core.messages import Message
+from pipeline.core.messages import DEFAULT_TOPIC, Message
 from pipeline.store.base import NO_MARKER, Transaction
 from tests.store.builders import BUCKET_MS, in_rows, member, transaction
 
@@ -28,9 +28,9 @@ class LandedFile:
 
     def member_of(self, number: int, idempotency_key: str) -> bytes:
         """Return what is stored for a line."""
-        if not self.topics:
+        if not self.topics and not idempotency_key:
             return member(number, token=self.token)
-        topic = self.topics[number % len(self.topics)]
+        topic = self.topics[number % len(self.topics)] if self.topics else DEFAULT_TOPIC
         text = f"message {number} of {self.token}"
         return Message(0, text, topic, idempotency_key).to_member(f"{self.token}{number:08x}")
 

@@ -8,15 +8,24 @@ import pytest
 from hypothesis.stateful import Bundle, invariant, multiple, precondition, rule
 
 from pipeline.core.errors import StoreProtocolError
+from pipeline.core.messages import Message
 from pipeline.store.base import Claim, ClaimReply
+from pipeline.store.by_id import Found, MessagesById
 from tests.model.landed import LandedFile
 from tests.model.pair import DRAIN, Pair
+from tests.model.reference import MESSAGE_ID_LENGTH
 from tests.model.snapshot import read_reference
 from tests.model.storing import LOOPS, StoringMachine
-from tests.model.times import AROUND_MS, DELAYS_MS, LEASE_MS, STEPS_MS
+from tests.model.times import AROUND_MS, DELAYS_MS, DUES, LEASE_MS, STEPS_MS
 from tests.store.builders import BUCKET_MS
 
-PERMANENT = frozenset({"counters", "ids", "marker", "markers"})  # what may be left when every message is delivered
+PERMANENT = frozenset(
+    {"cancelled", "counters", "ids", "marker", "markers"}
+)  # what may be left when every message is delivered
+
+
+VERBS = st.sampled_from(["get", "cancel", "reschedule"])
+CANCELLED = "cancelled"  # in place of a lease token
 
 
 class StoreMachine(StoringMachine):
@@ -125,6 +134,49 @@ class StoreMachine(StoringMachine):
     def reclaim(self, number: int) -> None:
         self.loops[number].same(lambda store: store.reclaim())
 
+    # One message at a time
+
+    @rule(name=st.sampled_from(["a", "b"]), verb=VERBS, due=st.sampled_from(DUES))
+    def look_for_a_key(self, name: str, verb: str, due: tuple[str, int]) -> None:
+        self.look_for(name, verb, due)
+
+    @precondition(lambda self: self.seen.waiting() or self.seen.held)
+    @rule(number=st.integers(0, 9), by_handle=st.booleans(), verb=VERBS, due=st.sampled_from(DUES))
+    def look_for_what_waits(self, number: int, by_handle: bool, verb: str, due: tuple[str, int]) -> None:
+        """Mostly for what something has happened to."""
+        held = [row for rows in self.seen.held.values() for row in rows.items()]
+        waiting = sorted(self.seen.waiting(), key=lambda row: (not self.was_moved(row[0]), row))
+        self.look_for(name_of(*[*held, *waiting][number % len(held + waiting)], by_handle), verb, due)
+
+    def was_moved(self, stored: bytes) -> bool:
+        head = stored[: MESSAGE_ID_LENGTH + 1].decode()
+        return head[:MESSAGE_ID_LENGTH] in self.seen.attempts or head.endswith("r")
+
+    @rule(claim=claims, by_handle=st.booleans(), verb=VERBS, due=st.sampled_from(DUES))
+    def look_for_what_was_claimed(self, claim: Claim, by_handle: bool, verb: str, due: tuple[str, int]) -> None:
+        """It is in flight, waits again, or has ended."""
+        for message in claim.messages:
+            self.look_for(name_of(message.member, message.due_ms, by_handle), verb, due)
+
+    def look_for(self, name: str, verb: str, due: tuple[str, int]) -> None:
+        due_ms = {"now": self.now_ms, "border": self.border_ms(), "epoch": 0}[due[0]] + due[1]
+        calls: dict[str, Callable[[MessagesById], Found]] = {
+            "get": lambda messages: messages.get(name),
+            "cancel": lambda messages: messages.cancel(name),
+            "reschedule": lambda messages: messages.reschedule(name, max(due_ms, 0)),
+        }
+        found = self.loops[0].same_by_id(calls[verb])
+        assert self.hear() == self.reference.take_rings()
+        if found.message is None:
+            return
+        stored = next(each for each in self.accepted if each.startswith(found.message.message_id.encode()))
+        if verb == "cancel":
+            assert stored not in self.acknowledged
+            self.acknowledged[stored] = (CANCELLED, self.now_ms)
+            self.cancelled.add(stored)
+        elif verb == "reschedule":
+            self.accepted[stored] = found.message.due_ms
+
     # What happens around them
 
     @rule(delay_ms=st.sampled_from(DELAYS_MS), too_early=st.integers(1, 4))
@@ -201,7 +253,7 @@ class StoreMachine(StoringMachine):
         in_one_place = sorted(self.seen.everything())
         assert in_one_place == sorted(self.accepted.keys() - self.acknowledged.keys()), "lost, doubled or invented"
         assert all(due_ms == self.accepted[m] for m, due_ms in self.seen.waiting())
-        assert self.seen.counters.get("delivered", 0) == len(self.acknowledged)
+        assert self.seen.counters.get("delivered", 0) == len(self.acknowledged) - len(self.cancelled)
 
     def teardown(self) -> None:
         """Deliver everything that is left: then nothing is missing and nothing is left over."""
@@ -226,3 +278,10 @@ class StoreMachine(StoringMachine):
         times = [*self.seen.leases.values(), *(due_ms for _, due_ms in self.seen.waiting())]
         self.now_ms = max(self.now_ms, min(times, default=0))
         self.reclaim(0)
+
+
+def name_of(stored: bytes, score: int, by_handle: bool) -> str:
+    """Return what leads to a message: its idempotency key or, if it has none or the other is asked for, a handle."""
+    message = Message.from_member(stored, score)
+    handle = f"~{message.message_id}~{score}"
+    return handle if by_handle or message.id == message.message_id else message.id

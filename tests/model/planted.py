@@ -102,21 +102,25 @@ PLANTED = [
     Planted(
         "the markers are not indexed",
         "schedule",
-        "redis.call('ZADD', markers, now_ms, ARGV[FIRST_MOVE + 2 * move])",
+        "redis.call('ZADD', markers, text(now_ms), ARGV[FIRST_MOVE + 2 * move])",
         "",
     ),
     Planted(
         "an idempotency key is not looked up",
         "schedule",
-        "'NX', '+inf', idempotency_key) == 1",
-        "'+inf', idempotency_key) < 2",
+        "redis.call('HSETNX', places, idempotency_key, place_of(member, due_ms)) == 1",
+        "redis.call('HSET', places, idempotency_key, place_of(member, due_ms)) < 2",
     ),
     Planted(
         "an idempotency key is not remembered",
         "schedule",
-        "redis.call('ZADD', ids, 'NX', '+inf', idempotency_key) == 1",
-        "not redis.call('ZSCORE', ids, idempotency_key)",
+        "redis.call('HSETNX', places, idempotency_key, place_of(member, due_ms)) == 1",
+        "redis.call('HEXISTS', places, idempotency_key) == 0",
     ),
+    Planted("the key of what was delivered is not looked up", "schedule", "(has_ids and", "(false and"),
+    Planted("the key of what was cancelled is not looked up", "schedule", "(has_cancelled and", "(false and"),
+    Planted("a key is known beyond its time", "schedule", "tonumber(forget_ms) > now_ms", "true"),
+    Planted("a place says another time", "schedule", "place_of(member, due_ms))", "place_of(member, due_ms + 1))"),
     Planted("a duplicate counts as stored", "schedule", "duplicates = duplicates + 1", "stored = stored + 1"),
     Planted(
         "buckets are not indexed",
@@ -206,8 +210,8 @@ PLANTED = [
     Planted(
         "no tombstone: a delivered id is forgotten",
         "ack",
-        "ids, 'XX', text(now_ms + id_retention_ms),",
-        "ids, 'XX', 0,",
+        "ARGV[at], text(now_ms + id_retention_ms))",
+        "ARGV[at], 0)",
     ),
     Planted("ids are forgotten early", "ack", "'-inf', text(now_ms)", "'-inf', '(inf'"),
     Planted("attempts are kept for ever", "ack", "redis.call('HDEL', attempts,", "tostring("),
@@ -251,6 +255,32 @@ PLANTED = [
         "redis.call('UNLINK', claim)\nfor index = 1, #rows, 2 do",
         "redis.call('UNLINK', claim)",
     ),
+    # by_id
+    Planted(
+        "a cancelled message stays",
+        "by_id",
+        "  remove()\n  redis.call('HDEL', attempts",
+        "  redis.call('HDEL', attempts",
+    ),
+    Planted("a cancelled key may come again", "by_id", "redis.call('ZADD', cancelled, forget_ms, name)", ""),
+    Planted("a cancelled key keeps its place", "by_id", "redis.call('HDEL', places, name)", ""),
+    Planted("attempts of what is cancelled are kept", "by_id", "redis.call('HDEL', attempts, message_id)", ""),
+    Planted("a cancellation is not counted", "by_id", "redis.call('HINCRBY', counters, 'cancelled', 1)", ""),
+    Planted("a bucket that is emptied stays indexed", "by_id", "redis.call('ZREM', buckets, start)", ""),
+    Planted("a bucket is not indexed for what comes", "by_id", "  redis.call('ZADD', buckets, start, start)\n", ""),
+    Planted("a rescheduled key keeps its old place", "by_id", "redis.call('HSET', places, name,", "tostring(name .."),
+    Planted("a rescheduled message stays where it was too", "by_id", "start, start)\n  remove()\n", "start, start)\n"),
+    Planted("a rescheduled message wakes nobody", "by_id", "redis.call('PUBLISH', wake_channel, new_due_ms)", ""),
+    Planted("a handle leads to what has a key", "by_id", "(is_handle and key)", "false"),
+    Planted("ids are compared the other way round", "by_id", "return byte < other_byte", "return byte > other_byte"),
+    Planted("the search begins behind the first", "by_id", "'-inf', '(' .. score)", "'-inf', '(0')"),
+    Planted(
+        "the member found is taken without a look",
+        "by_id",
+        "member and string.sub(member, 1, MESSAGE_ID_LENGTH) == message_id and member",
+        "member",
+    ),
+    Planted("what is in flight is cancelled", "by_id", "return {'IN_FLIGHT', '', ''}", "return {'CANCELLED', '', ''}"),
 ]
 
 # What only the machine with topics can find.
@@ -261,8 +291,26 @@ PLANTED_IN_STREAMS = [
     Planted("a dead letter is not counted", "claim", "{delivered = delivered, dead = dead}", "{delivered = delivered}"),
     Planted("nothing is checked before it is written", "claim", "if not checked[step.key] then", "if false then"),
     Planted("the claim's key is not checked before", "claim", "redis.call('LLEN', claim)\n", ""),
-    Planted("a moved id is forgotten at once", "claim", "'XX', text(now_ms + id_retention_ms)", "'XX', text(now_ms)"),
-    Planted("a moved id is remembered for ever", "claim", "redis.call('ZADD', ids, 'XX',", "tostring('XX' .."),
+    Planted(
+        "a moved id is forgotten at once", "claim", "body.id, text(now_ms + id_retention_ms)", "body.id, text(now_ms)"
+    ),
+    Planted("a moved id is in flight for ever", "claim", "leave_places(places, ids, body.id,", "tostring(body.id .."),
+    Planted(
+        "a rate_limit leaves the place behind",
+        "claim",
+        "note_place(places, step.body.id, step.member, step.score)",
+        "",
+    ),
+    Planted(
+        "a pause leaves the place behind",
+        "claim",
+        "note_place(places, step.body.id, step.member, step.score, step.name)",
+        "",
+    ),
+    Planted(
+        "the end of a pause leaves the place behind", "resume", "note_place(places, body.id, rows[at],", "tostring("
+    ),
+    Planted("a held message is rescheduled and stays", "by_id", "or set ~= new_bucket then", "then"),
     Planted("ids are never cleaned up", "claim", "if has_ids then", "if false then"),
     Planted("attempts of what moved are kept", "claim", "redis.call('HDEL', attempts,", "tostring("),
     Planted("attempts of what moved are not told", "claim", "(is_tried and text(tries_before(member) + 1))", "nil"),
@@ -328,7 +376,7 @@ PLANTED_IN_STREAMS = [
     Planted(
         "what is put back is not indexed", "resume", "redis.call('ZADD', buckets, bucket_start_ms, bucket_start_ms)", ""
     ),
-    Planted("what is put back is lost", "resume", "redis.call('ZADD', bucket, rows[index + 1], rows[index])", ""),
+    Planted("what is put back is lost", "resume", "redis.call('ZADD', bucket, rows[at + 1], rows[at])", ""),
     Planted("what is put back rings no bell", "resume", "redis.call('PUBLISH', wake_channel, bucket_start_ms)", ""),
     Planted("all is put back into one bucket", "resume", "tonumber(bucket_start_ms) + BUCKET_WIDTH_MS - 1", "9e15"),
 ]

@@ -5,12 +5,12 @@ the scripts are modelled; their words, arguments and replies are those that the 
 modelled as a whole, since the store and its script keep its promise together: a compare-and-set of all markers.
 """
 
-import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from pipeline.core.messages import Message
 from pipeline.store.base import NO_MARKER, Scheduled, Transaction
 from tests.model.landed import messages_of
 from tests.model.topics import DEAD, HELD, LATER, SCREEN, Naming, Plan, Topics
@@ -47,6 +47,18 @@ class PlainScripts:
         return ("EVALSHA", name, keys, *arguments)
 
 
+@dataclass(frozen=True)
+class Place:
+    """Where the message of an idempotency key is: ``topic`` if it is held. As a text it is what the server keeps."""
+
+    message_id: str
+    score: int
+    topic: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.message_id}{self.score}{':' * bool(self.topic)}{self.topic}"
+
+
 @dataclass
 class ReferenceServer:
     """One namespace. ``clock`` is the server's, epoch ms."""
@@ -55,7 +67,9 @@ class ReferenceServer:
     buckets: dict[int, dict[bytes, int]] = field(default_factory=dict)
     claims: dict[str, Lease] = field(default_factory=dict)
     attempts: dict[str, int] = field(default_factory=dict)
+    places: dict[str, Place] = field(default_factory=dict)
     ids: dict[str, float] = field(default_factory=dict)
+    cancelled: dict[str, float] = field(default_factory=dict)
     markers: dict[tuple[str, str], Marker] = field(default_factory=dict)
     counters: Counter[str] = field(default_factory=Counter)
     topics: Topics = field(default_factory=Topics)
@@ -65,7 +79,12 @@ class ReferenceServer:
         """Run a script."""
         if name == "claim":
             return self._claim(keys, *arguments)
-        return {"ack": self._ack, "release": self._release}[name](*arguments)
+        return {"ack": self._ack, "release": self._release, "by_id": self._by_id}[name](*arguments)
+
+    def hget(self, key: str, idempotency_key: str) -> bytes | None:
+        """Read a place, the only field that the store reads itself."""
+        place = self.places.get(idempotency_key)
+        return str(place).encode() if place else None
 
     def zrange(self, key: str, first: str, last_ms: int, byscore: bool, offset: int, num: int) -> list[bytes]:
         """Find expired claims, the only range that the store reads itself."""
@@ -83,10 +102,10 @@ class ReferenceServer:
         new = messages_of(transaction)
         known = 0
         for message in transaction.identified:
-            if message.idempotency_key in self.ids:
+            if message.idempotency_key in self.places or self._has_ended(message.idempotency_key, self.clock()):
                 known += 1
             else:
-                self.ids[message.idempotency_key] = math.inf
+                self.places[message.idempotency_key] = Place(_message_id(message.member), message.due_ms)
                 new.append((message.bucket_start_ms, message.due_ms, message.member))
         for bucket, due_ms, stored in new:
             self.buckets.setdefault(bucket, {})[stored] = due_ms
@@ -173,16 +192,17 @@ class ReferenceServer:
                 self.buckets.setdefault(step.later_ms - step.later_ms % BUCKET_MS, {})[step.later_member] = (
                     step.later_ms
                 )
+                self.note_place(step.idempotency_key, step.member, step.later_ms)
             elif step.place == HELD:
                 self.topics.held.setdefault(step.topic, {})[step.member] = step.score
+                self.note_place(step.idempotency_key, step.member, step.score, step.topic)
             else:
                 attempt = self.attempts.pop(_message_id(step.member), 0) + 1
                 self.topics.write(step, step.attempt or attempt, now_ms)
                 self.counters["dead" if step.place == DEAD else "delivered"] += 1
                 if step.idempotency_key and not step.group:
                     forgets = True
-                    if step.idempotency_key in self.ids:
-                        self.ids[step.idempotency_key] = now_ms + memory_ms
+                    self._end(step.idempotency_key, now_ms + memory_ms)
             if step.place not in (SCREEN, LATER):
                 self.topics.names.add(step.topic)
         if forgets:
@@ -191,6 +211,23 @@ class ReferenceServer:
             del self.buckets[bucket]
         self.topics.rate_limits |= {topic: round(go_ms, 3) for topic, go_ms in plan.rate_limits.items()}
         return rows
+
+    def note_place(self, idempotency_key: str, stored: bytes, score: int, topic: str = "") -> None:
+        """Note where a message went, if its id leads to it."""
+        place = self.places.get(idempotency_key)
+        if place and place.message_id == _message_id(stored):
+            self.places[idempotency_key] = Place(place.message_id, score, topic)
+
+    def _end(self, idempotency_key: str, forget_ms: int) -> None:
+        """Remember the id of a message that was delivered."""
+        if self.places.pop(idempotency_key, None) or idempotency_key in self.ids:
+            self.ids[idempotency_key] = forget_ms
+
+    def _has_ended(self, name: str, now_ms: int) -> bytes:
+        """Return how a message ended that is remembered, or nothing."""
+        if self.cancelled.get(name, now_ms) > now_ms:
+            return b"CANCELLED"
+        return b"DELIVERED" if self.ids.get(name, now_ms) > now_ms else b""
 
     def _forget_ids(self, now_ms: int) -> None:
         over = sorted((until, idempotency_key) for idempotency_key, until in self.ids.items() if until <= now_ms)
@@ -210,8 +247,7 @@ class ReferenceServer:
             for acknowledged, _ in lease.rows[:count]:
                 self.attempts.pop(_message_id(acknowledged), None)
             for idempotency_key in ids:
-                if idempotency_key in self.ids:
-                    self.ids[idempotency_key] = now_ms + memory_ms
+                self._end(idempotency_key, now_ms + memory_ms)
             if ids:
                 self._forget_ids(now_ms)
             self.counters["delivered"] += count
@@ -238,6 +274,56 @@ class ReferenceServer:
             self.counters["reclaimed"] += len(lease.rows)
         return [b"OK", len(lease.rows)]
 
+    def _by_id(
+        self,
+        verb: str,
+        name: str,
+        place_text: bytes,
+        is_handle: int,
+        due_ms: int | str,
+        memory_ms: int,
+        now: int | str,
+        channel: str,
+    ) -> list[Any]:
+        place = _handle_place(name) if is_handle else self.places.get(name)
+        if place is None:
+            return [self._has_ended(name, self._now(now)) or b"UNKNOWN", b"", b""]
+        assert str(place).encode() == place_text, "nothing moves between the two looks of a reference"
+        waiting = self.topics.held if place.topic else self.buckets
+        key: Any = place.topic or place.score - place.score % BUCKET_MS
+        found = [
+            stored
+            for stored, score in waiting.get(key, {}).items()
+            if score == place.score and _message_id(stored) == place.message_id and not (is_handle and _has_key(stored))
+        ]
+        if not found:
+            return [self._has_ended(name, self._now(now)) or b"UNKNOWN" if is_handle else b"IN_FLIGHT", b"", b""]
+        if verb == "get":
+            return [b"OK", found[0], str(place.score).encode()]
+        del waiting[key][found[0]]
+        if not waiting[key]:
+            del waiting[key]
+        if verb == "cancel":
+            self._forget_cancelled(self._now(now))
+            self.cancelled[name] = self._now(now) + memory_ms
+            self.places.pop(name, None)
+            self.attempts.pop(place.message_id, None)
+            self.counters["cancelled"] += 1
+            return [b"OK", found[0], str(place.score).encode()]
+        stored, due_ms = as_if_new(found[0]), int(due_ms)
+        self.buckets.setdefault(due_ms - due_ms % BUCKET_MS, {})[stored] = due_ms
+        if not is_handle:
+            self.places[name] = Place(place.message_id, due_ms)
+        oldest = self.buckets[min(self.buckets)]
+        if (due_ms, stored) == min((score, each) for each, score in oldest.items()):
+            self.rings.append(due_ms)
+        return [b"OK", stored, str(due_ms).encode()]
+
+    def _forget_cancelled(self, now_ms: int) -> None:
+        over = sorted((until, name) for name, until in self.cancelled.items() if until <= now_ms)
+        for _, name in over[:FORGET_LIMIT]:
+            del self.cancelled[name]
+
     def _reply(
         self,
         status: bytes,
@@ -262,6 +348,23 @@ def _page(due: Sequence[tuple[int, bytes]], limit: int, bytes_max: int) -> list[
     while len(rows) < min(limit, len(due)) and sum(len(taken) for taken, _ in rows) < bytes_max:
         rows += [(waiting, due_ms) for due_ms, waiting in due[len(rows) : min(len(rows) + PAGE, limit)]]
     return rows
+
+
+def as_if_new(stored: bytes) -> bytes:
+    """Return a member without the place in time that a rate limit has given it."""
+    if stored[MESSAGE_ID_LENGTH:][:1] != b"r":
+        return stored
+    return Message.from_member(stored, 0).to_member()
+
+
+def _has_key(stored: bytes) -> bool:
+    message = Message.from_member(stored, 0)
+    return message.id != message.message_id
+
+
+def _handle_place(handle: str) -> Place:
+    _, message_id, score = handle.split("~")
+    return Place(message_id, int(score))
 
 
 def _message_id(stored: bytes) -> str:

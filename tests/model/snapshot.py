@@ -5,6 +5,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
+from pipeline.core.messages import Message
 from pipeline.store.keys import Keys
 from tests.model.reference import MESSAGE_ID_LENGTH, ReferenceServer
 from tests.model.topics import Entry
@@ -20,7 +21,9 @@ class Snapshot:
     leases: dict[str, int]
     claims: dict[str, list[tuple[bytes, int]]]
     attempts: dict[str, int]
+    places: dict[str, str]
     ids: dict[str, float]
+    cancelled: dict[str, float]
     markers: dict[tuple[str, str], str]
     moved: dict[tuple[str, str], float]
     counters: dict[str, int]
@@ -48,7 +51,7 @@ def read_server(client: Any, keys: Keys) -> Snapshot:
     pipeline = client.pipeline(transaction=False)
     for key in found:
         kind = key.removeprefix(tag).partition(":")[0]
-        if kind in ("attempts", "counters", "pauses", "rate_limits", "topic_settings"):
+        if kind in ("attempts", "counters", "places", "pauses", "rate_limits", "topic_settings"):
             pipeline.hgetall(key)
         elif kind == "marker":
             pipeline.get(key)
@@ -77,7 +80,9 @@ def read_server(client: Any, keys: Keys) -> Snapshot:
             for token, rows in claims.items()
         },
         attempts={name.decode(): int(count) for name, count in dict(_only(values, "attempts")).items()},
+        places={name.decode(): place.decode() for name, place in dict(_only(values, "places")).items()},
         ids={name.decode(): until for name, until in _only(values, "ids")},
+        cancelled={name.decode(): until for name, until in _only(values, "cancelled")},
         markers={
             (source, token): marker.decode()
             for (source, _, token), marker in ((name.partition(":"), f) for name, f in values.get("marker", {}).items())
@@ -109,9 +114,11 @@ def entry_of(fields: dict[bytes, bytes]) -> Entry:
 
 
 def same_text(stored: bytes) -> bytes:
-    """Return a member with the fields of its JSON in one order; scripts write them in any."""
+    """Return a member with the fields of its JSON in one order, as ``to_member`` writes them; scripts write them in any."""
     head, body = stored[: MESSAGE_ID_LENGTH + 1], stored[MESSAGE_ID_LENGTH + 1 :]
-    return head + json.dumps(json.loads(body), sort_keys=True).encode() if head.endswith(b"r") else stored
+    if head.endswith(b"r"):
+        return head + json.dumps(json.loads(body), sort_keys=True).encode()
+    return Message.from_member(stored, 0).to_member() if head.endswith(b"j") else stored
 
 
 def read_reference(server: ReferenceServer) -> Snapshot:
@@ -122,7 +129,9 @@ def read_reference(server: ReferenceServer) -> Snapshot:
         "claim": server.claims,
         "claims": server.claims,
         "attempts": server.attempts,
+        "places": server.places,
         "ids": server.ids,
+        "cancelled": server.cancelled,
         "marker": server.markers,
         "markers": server.markers,
         "counters": server.counters,
@@ -142,7 +151,9 @@ def read_reference(server: ReferenceServer) -> Snapshot:
         leases={token: lease.until_ms for token, lease in server.claims.items()},
         claims={token: list(lease.rows) for token, lease in server.claims.items()},
         attempts=dict(server.attempts),
+        places={name: str(place) for name, place in server.places.items()},
         ids=dict(server.ids),
+        cancelled=dict(server.cancelled),
         markers={file: marker.text for file, marker in server.markers.items()},
         moved={file: marker.moved_ms for file, marker in server.markers.items()},
         counters=dict(+Counter(server.counters)),

@@ -11,7 +11,7 @@ from pipeline.core.messages import Message
 
 MESSAGE_ID_LENGTH = 22
 BURST_MS = 100
-FIRST_TARGET = 11  # of the keys of a claim
+FIRST_TARGET = 12  # of the keys of a claim
 SCREEN, STREAM, RETRY, HELD, DEAD, LATER = "screen", "stream", "retry", "held", "dead", "bucket"
 IN_STREAMS = (STREAM, RETRY)
 

@@ -6,19 +6,21 @@
 -- KEYS[1] claims    ZSET  lease token -> lease_until_ms
 -- KEYS[2] claim     LIST  member, due_ms, … of this token, without what is acknowledged
 -- KEYS[3] attempts  HASH  message_id -> claims that ended without acknowledgement
--- KEYS[4] ids       ZSET  idempotency key -> epoch ms at which it is forgotten
--- KEYS[5] counters  HASH
+-- KEYS[4] places     HASH  idempotency key -> place, see include/places.lua
+-- KEYS[5] ids       ZSET  idempotency key -> epoch ms at which it is forgotten
+-- KEYS[6] counters  HASH
 -- ARGV[1] lease_token     string
 -- ARGV[2] lease_until_ms  int   of the claim that was made
 -- ARGV[3] claimed         int   messages in the claim when it was made
 -- ARGV[4] delivered       int   messages delivered since then, from its beginning
 -- ARGV[5] id_retention_ms    int   how long an idempotency key is known after its message was delivered
 -- ARGV[6] now_ms          int   "" means the server's clock; tests pass their own
--- ARGV[7..] caller's ids of the messages that this call acknowledges
+-- ARGV[7..] idempotency keys of the messages that this call acknowledges
 -- Returns {"OK", acknowledged by this call} or {"LOST", 0}: the lease is over, the messages are somebody else's
 --
 -- include common
-local claims, claim, attempts, ids, counters = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
+-- include places
+local claims, claim, attempts, places, ids, counters = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
 local lease_token, lease_until_ms = ARGV[1], tonumber(ARGV[2])
 local claimed, delivered = tonumber(ARGV[3]), tonumber(ARGV[4])
 local id_retention_ms, now_ms = tonumber(ARGV[5]), clock_ms(ARGV[6])
@@ -35,12 +37,12 @@ local count = delivered - before
 if count > 0 then
   if redis.call('EXISTS', attempts) == 1 then
     local rows = redis.call('LRANGE', claim, 0, 2 * count - 1)
-    for index = 1, #rows, 2 do
-      redis.call('HDEL', attempts, string.sub(rows[index], 1, MESSAGE_ID_LENGTH))
+    for at = 1, #rows, 2 do
+      redis.call('HDEL', attempts, string.sub(rows[at], 1, MESSAGE_ID_LENGTH))
     end
   end
-  for index = FIRST_ID, #ARGV do
-    redis.call('ZADD', ids, 'XX', text(now_ms + id_retention_ms), ARGV[index])
+  for at = FIRST_ID, #ARGV do
+    leave_places(places, ids, ARGV[at], text(now_ms + id_retention_ms))
   end
   if #ARGV >= FIRST_ID then
     local forgotten = redis.call('ZRANGE', ids, '-inf', text(now_ms), 'BYSCORE', 'LIMIT', 0, FORGET_LIMIT)

@@ -16,12 +16,13 @@
 -- KEYS[4] claim     LIST    member, due_ms, … of this token
 -- KEYS[5] attempts  HASH    message_id -> claims that ended without acknowledgement
 -- KEYS[6] pauses    HASH    topic -> epoch ms since when it is paused
--- KEYS[7] ids       ZSET    idempotency key -> epoch ms at which it is forgotten
--- KEYS[8] counters  HASH
--- KEYS[9] rate_limits  HASH  topic -> epoch ms at which its next message may go
--- KEYS[10] topics   SET     topics that have a stream, dead letters or held messages
--- KEYS[11] topic_settings  HASH  topic, or * for all topics -> settings as a JSON object
--- KEYS[12..] target         STREAM or ZSET
+-- KEYS[7] places     HASH    idempotency key -> place, see include/places.lua
+-- KEYS[8] ids       ZSET    idempotency key -> epoch ms at which it is forgotten
+-- KEYS[9] counters  HASH
+-- KEYS[10] rate_limits  HASH  topic -> epoch ms at which its next message may go
+-- KEYS[11] topics   SET     topics that have a stream, dead letters or held messages
+-- KEYS[12] topic_settings  HASH  topic, or * for all topics -> settings as a JSON object
+-- KEYS[13..] target         STREAM or ZSET
 -- ARGV[1] bucket_start_ms  int     of KEYS[2]
 -- ARGV[2] lease_token      string
 -- ARGV[3] claim_limit      int     messages, at most
@@ -43,11 +44,11 @@
 --
 -- include common
 local buckets, bucket, claims, claim, attempts, pauses = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
-local ids, counters, rate_limits, topics, topic_settings = KEYS[7], KEYS[8], KEYS[9], KEYS[10], KEYS[11]
+local places, ids, counters, rate_limits, topics, topic_settings = KEYS[7], KEYS[8], KEYS[9], KEYS[10], KEYS[11], KEYS[12]
 local bucket_start_ms, lease_token = ARGV[1], ARGV[2]
 local claim_limit, claim_bytes_max, lease_ms = tonumber(ARGV[3]), tonumber(ARGV[4]), tonumber(ARGV[5])
 local id_retention_ms, now_ms, shards, look_ahead = tonumber(ARGV[6]), clock_ms(ARGV[7]), tonumber(ARGV[8]), ARGV[9] == '1'
-local FIRST_TARGET = 12
+local FIRST_TARGET = 13
 local PAGE = 100 -- messages a step, so that claim_bytes_max is passed by one page at most
 local REPAIRS_MAX = 100 -- entries of the index a call
 local FORGET_LIMIT = 1000
@@ -253,6 +254,7 @@ if #plan > 0 then
   redis.call('ZCARD', ids)
 end
 
+-- include places
 -- include move
 
 -- First where the messages go to, then where they come from: an error between the two can repeat them, not lose them.

@@ -5,6 +5,7 @@
 -- KEYS[2] held     ZSET  member -> due_ms, of the topic
 -- KEYS[3] buckets  ZSET  bucket_start_ms of every bucket that is not empty
 -- KEYS[4] bucket   ZSET  member -> due_ms
+-- KEYS[5] places    HASH  idempotency key -> place, see include/places.lua
 -- ARGV[1] topic            string
 -- ARGV[2] bucket_start_ms  int     of KEYS[4]
 -- ARGV[3] limit            int     messages, at most
@@ -14,7 +15,9 @@
 -- is (again), and then nothing was done
 --
 -- include common
-local pauses, held, buckets, bucket = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
+-- include member
+-- include places
+local pauses, held, buckets, bucket, places = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local topic, bucket_start_ms, limit, bytes_max, wake_channel = ARGV[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4]), ARGV[5]
 local PAGE = 20 -- messages a step, so that bytes_max is passed by one page at most
 
@@ -22,6 +25,7 @@ if redis.call('HEXISTS', pauses, topic) == 1 then
   return {'PAUSED', 0, ''}
 end
 local last_ms = text(tonumber(bucket_start_ms) + BUCKET_WIDTH_MS - 1)
+local has_places = redis.call('EXISTS', places) == 1
 local count, bytes = 0, 0
 while count < limit and bytes < bytes_max do
   local page = math.min(PAGE, limit - count)
@@ -29,13 +33,17 @@ while count < limit and bytes < bytes_max do
   if #rows == 0 then
     break
   end
-  for index = 1, #rows, 2 do
-    redis.call('ZADD', bucket, rows[index + 1], rows[index])
+  for at = 1, #rows, 2 do
+    redis.call('ZADD', bucket, rows[at + 1], rows[at])
+    local body = has_places and read_member(rows[at])
+    if body and body.id and not body.group then
+      note_place(places, body.id, rows[at], rows[at + 1])
+    end
   end
   redis.call('ZADD', buckets, bucket_start_ms, bucket_start_ms)
-  for index = 1, #rows, 2 do
-    redis.call('ZREM', held, rows[index])
-    count, bytes = count + 1, bytes + #rows[index]
+  for at = 1, #rows, 2 do
+    redis.call('ZREM', held, rows[at])
+    count, bytes = count + 1, bytes + #rows[at]
   end
 end
 if count > 0 then

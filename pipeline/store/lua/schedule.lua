@@ -1,13 +1,15 @@
 #!lua
--- Finish a transaction that has just added messages to their buckets: index these, store the messages with an id of their caller's,
--- and move the markers. It runs inside MULTI, behind WATCH on the markers, so it needs no check of its own that they are where the
+-- Finish a transaction that has just added messages to their buckets: index these, store the messages with an idempotency key, and move
+-- the markers. It runs inside MULTI, behind WATCH on the markers, so it needs no check of its own that they are where the
 -- caller saw them. Without the flag allow-oom a server that is out of memory refuses the transaction as a whole.
 --
 -- KEYS[1] buckets   ZSET  bucket_start_ms of every bucket that is not empty
 -- KEYS[2] markers    ZSET  marker token -> epoch ms at which its marker moved last
--- KEYS[3] ids       ZSET  idempotency key -> epoch ms at which it is forgotten
--- KEYS[4] counters  HASH
--- KEYS[5..] marker   STRING  one for each move; then bucket ZSET  member -> due_ms, one for each bucket
+-- KEYS[3] places    HASH  idempotency key -> place of a message that is scheduled or in flight, see include/places.lua
+-- KEYS[4] ids       ZSET  idempotency key -> epoch ms at which it is forgotten
+-- KEYS[5] cancelled ZSET  idempotency key -> epoch ms at which it is forgotten
+-- KEYS[6] counters  HASH
+-- KEYS[7..] marker   STRING  one for each move; then bucket ZSET  member -> due_ms, one for each bucket
 -- ARGV[1] wake_channel  string
 -- ARGV[2] stored        int     messages without an id, added by this transaction
 -- ARGV[3] first_member  string  the first of these, "" if there are none
@@ -20,11 +22,12 @@
 -- Returns {stored, duplicates}: duplicates are messages whose idempotency key is known
 --
 -- include common
-local buckets, markers, ids, counters = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
+-- include places
+local buckets, markers, places, ids, cancelled, counters = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
 local wake_channel, stored, rejected = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[4])
-local now_ms, move_count, bucket_count = text(clock_ms(ARGV[5])), tonumber(ARGV[6]), tonumber(ARGV[7])
+local now_ms, move_count, bucket_count = clock_ms(ARGV[5]), tonumber(ARGV[6]), tonumber(ARGV[7])
 local is_new = {[ARGV[3]] = true} -- the first message without an id, and all that have one
-local FIRST_MARKER, FIRST_MOVE = 5, 8
+local FIRST_MARKER, FIRST_MOVE = 7, 8
 local first_bucket, first_start = FIRST_MARKER + move_count, FIRST_MOVE + 2 * move_count
 
 -- A key that holds something else ends the script here: no id is remembered and no marker moved for what is not stored.
@@ -32,11 +35,17 @@ for bucket = 0, bucket_count - 1 do
   redis.call('ZCARD', KEYS[first_bucket + bucket])
 end
 
+local has_ids, has_cancelled = redis.call('EXISTS', ids) == 1, redis.call('EXISTS', cancelled) == 1
+
+local function has_ended(id)
+  return (has_ids and is_remembered(ids, id, now_ms)) or (has_cancelled and is_remembered(cancelled, id, now_ms))
+end
+
 local duplicates, cursor = 0, first_start + bucket_count
 while cursor < #ARGV do
   local bucket, due_ms = KEYS[first_bucket + tonumber(ARGV[cursor]) - 1], ARGV[cursor + 1]
   local member, idempotency_key = ARGV[cursor + 2], ARGV[cursor + 3]
-  if redis.call('ZADD', ids, 'NX', '+inf', idempotency_key) == 1 then
+  if not has_ended(idempotency_key) and redis.call('HSETNX', places, idempotency_key, place_of(member, due_ms)) == 1 then
     redis.call('ZADD', bucket, due_ms, member)
     is_new[member] = true
     stored = stored + 1
@@ -54,7 +63,7 @@ end
 
 for move = 0, move_count - 1 do
   redis.call('SET', KEYS[FIRST_MARKER + move], ARGV[FIRST_MOVE + 2 * move + 1])
-  redis.call('ZADD', markers, now_ms, ARGV[FIRST_MOVE + 2 * move])
+  redis.call('ZADD', markers, text(now_ms), ARGV[FIRST_MOVE + 2 * move])
 end
 for name, count in pairs({stored = stored, duplicates = duplicates, rejected = rejected}) do
   if count > 0 then

@@ -33,7 +33,7 @@ local function write_entry(step)
     redis.call('HDEL', attempts, string.sub(member, 1, MESSAGE_ID_LENGTH))
   end
   if body.id and not body.group then
-    redis.call('ZADD', ids, 'XX', text(now_ms + id_retention_ms), body.id)
+    leave_places(places, ids, body.id, text(now_ms + id_retention_ms))
     has_ids = true
   end
 end
@@ -43,8 +43,14 @@ local function move(step)
   if step.kind == 'bucket' then
     redis.call('ZADD', step.key, step.score, rescheduled(step))
     redis.call('ZADD', buckets, step.name, step.name)
+    if step.body.id then
+      note_place(places, step.body.id, step.member, step.score)
+    end
   elseif step.kind == 'held' then
     redis.call('ZADD', step.key, step.score, step.member)
+    if step.body.id and not step.body.group then
+      note_place(places, step.body.id, step.member, step.score, step.name)
+    end
   else
     write_entry(step)
     if step.kind == 'dead' then

@@ -1,0 +1,138 @@
+#!lua flags=allow-oom
+-- Get, cancel or reschedule one message that waits, by its idempotency key or by its handle. Atomic against all that moves it.
+--
+-- A script may touch only keys that it is given, so the caller says where it takes the message to be: what `places` says of an
+-- idempotency key, or what the handle of a message without one says by itself. If it is elsewhere by now, nothing is done and the
+-- reply says where.
+--
+-- KEYS[1] places      HASH    idempotency key -> place, see include/places.lua
+-- KEYS[2] ids        ZSET    idempotency key -> epoch ms at which it is forgotten
+-- KEYS[3] cancelled  ZSET    idempotency key or handle -> epoch ms at which it is forgotten
+-- KEYS[4] buckets    ZSET    bucket_start_ms of every bucket that is not empty
+-- KEYS[5] set        ZSET    member -> due_ms: the bucket or the held messages of that place
+-- KEYS[6] new_bucket ZSET    member -> due_ms; to reschedule: the bucket of the new due time, else KEYS[5]
+-- KEYS[7] attempts   HASH    message_id -> claims that ended without acknowledgement
+-- KEYS[8] counters   HASH
+-- ARGV[1] verb              get, cancel or reschedule
+-- ARGV[2] name              string  the idempotency key, or the handle
+-- ARGV[3] place             string  "" if `places` had none
+-- ARGV[4] is_handle         int     1: the place is what the handle says, and `places` has nothing of it
+-- ARGV[5] due_ms            int     to reschedule, else ""
+-- ARGV[6] id_retention_ms   int     how long it is known that a message was cancelled
+-- ARGV[7] now_ms            int     "" means the server's clock; tests pass their own
+-- ARGV[8] wake_channel      string
+-- Returns {status, member, score}
+--   OK         done; member and score are those of the message, after it was rescheduled its new ones
+--   MOVED      nothing was done; member is the place where it is now: ask again for that one
+--   IN_FLIGHT  a drain loop has it; nothing was done
+--   DELIVERED  it has left the schedule; nothing was done
+--   CANCELLED  it was cancelled before; nothing was done
+--   UNKNOWN    nothing is known of it; nothing was done
+--
+-- include common
+-- include member
+-- include places
+local places, ids, cancelled, buckets = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
+local set, new_bucket, attempts, counters = KEYS[5], KEYS[6], KEYS[7], KEYS[8]
+local verb, name, place, is_handle, new_due_ms = ARGV[1], ARGV[2], ARGV[3], ARGV[4] == '1', ARGV[5]
+local now_ms, wake_channel = clock_ms(ARGV[7]), ARGV[8]
+local forget_ms = text(now_ms + tonumber(ARGV[6]))
+local FORGET_LIMIT = 1000
+
+local found = is_handle and place or redis.call('HGET', places, name)
+if not found then
+  if is_remembered(cancelled, name, now_ms) then
+    return {'CANCELLED', '', ''}
+  end
+  return {is_remembered(ids, name, now_ms) and 'DELIVERED' or 'UNKNOWN', '', ''}
+end
+if found ~= place then
+  return {'MOVED', found, ''}
+end
+local message_id = string.sub(place, 1, MESSAGE_ID_LENGTH)
+local score, held_topic = string.match(string.sub(place, FORM_AT), '^(%d+):?(.*)$')
+
+-- Lua compares strings by the server's locale, Redis those of equal score by their bytes.
+local function is_before(one, other)
+  for at = 1, math.min(#one, #other) do
+    local byte, other_byte = string.byte(one, at), string.byte(other, at)
+    if byte ~= other_byte then
+      return byte < other_byte
+    end
+  end
+  return #one < #other
+end
+
+-- Return the member with this id. A campaign has a million messages at one millisecond, so it is searched by halves.
+local function find()
+  local low = redis.call('ZCOUNT', set, '-inf', '(' .. score)
+  local stop = low + redis.call('ZCOUNT', set, score, score)
+  local high = stop
+  while low < high do
+    local middle = math.floor((low + high) / 2)
+    if is_before(redis.call('ZRANGE', set, middle, middle)[1], message_id) then
+      low = middle + 1
+    else
+      high = middle
+    end
+  end
+  local member = low < stop and redis.call('ZRANGE', set, low, low)[1]
+  return member and string.sub(member, 1, MESSAGE_ID_LENGTH) == message_id and member
+end
+
+local member = find()
+local body = member and string.sub(member, FORM_AT, FORM_AT) ~= 'm' and read_member(member)
+local key = body and body.id ~= message_id and body.id or nil
+if not member or (is_handle and key) then -- a handle leads only to what has no idempotency key: places would not know
+  if not is_handle then
+    return {'IN_FLIGHT', '', ''}
+  end
+  return {is_remembered(cancelled, name, now_ms) and 'CANCELLED' or 'UNKNOWN', '', ''}
+end
+if verb == 'get' then
+  return {'OK', member, score}
+end
+
+local function remove()
+  redis.call('ZREM', set, member)
+  local start = bucket_start(tonumber(score))
+  if held_topic == '' and redis.call('EXISTS', set) == 0 then
+    redis.call('ZREM', buckets, start)
+  end
+end
+
+if verb == 'cancel' then
+  local forgotten = redis.call('ZRANGE', cancelled, '-inf', text(now_ms), 'BYSCORE', 'LIMIT', 0, FORGET_LIMIT)
+  if #forgotten > 0 then
+    redis.call('ZREM', cancelled, unpack(forgotten))
+  end
+  redis.call('ZADD', cancelled, forget_ms, name)
+  redis.call('HDEL', places, name)
+  remove()
+  redis.call('HDEL', attempts, message_id)
+  redis.call('HINCRBY', counters, 'cancelled', 1)
+  return {'OK', member, score}
+end
+
+-- A rate limit has given it a place in time, of which nothing is left.
+local new_member = member
+if string.sub(member, FORM_AT, FORM_AT) == 'r' then
+  local headers = body.headers and next(body.headers) and body.headers or nil
+  new_member = message_id .. 'j' .. cjson.encode({message = body.message, topic = body.topic, id = key, headers = headers})
+end
+local start = bucket_start(tonumber(new_due_ms))
+if new_member ~= member or set ~= new_bucket then
+  redis.call('ZADD', new_bucket, new_due_ms, new_member)
+  redis.call('ZADD', buckets, start, start)
+  remove()
+else
+  redis.call('ZADD', set, new_due_ms, member)
+end
+if not is_handle then
+  redis.call('HSET', places, name, place_of(new_member, new_due_ms))
+end
+local oldest = redis.call('ZRANGE', buckets, 0, 0)[1]
+if oldest == start and redis.call('ZRANGE', new_bucket, 0, 0)[1] == new_member then
+  redis.call('PUBLISH', wake_channel, new_due_ms)
+end
+return {'OK', new_member, new_due_ms}

@@ -1,0 +1,28 @@
+-- Whether an idempotency key is remembered: it may be past its time, and not cleaned up yet.
+local function is_remembered(set, id, now_ms)
+  local forget_ms = redis.call('ZSCORE', set, id)
+  return forget_ms and tonumber(forget_ms) > now_ms
+end
+
+-- Where the message of an idempotency key is while it is scheduled or in flight: its message id and its score in the bucket; and, if its
+-- topic is paused, ":" and the topic. That it is known afterwards is what `ids` says.
+local function place_of(member, score, held_topic)
+  return string.sub(member, 1, MESSAGE_ID_LENGTH) .. score .. (held_topic and ':' .. held_topic or '')
+end
+
+-- Note where a message goes, if this is where its id leads to: another program may store the same id without it.
+local function note_place(places, id, member, score, held_topic)
+  local place = redis.call('HGET', places, id)
+  if place and string.sub(place, 1, MESSAGE_ID_LENGTH) == string.sub(member, 1, MESSAGE_ID_LENGTH) then
+    redis.call('HSET', places, id, place_of(member, score, held_topic))
+  end
+end
+
+-- Remember the id of a message that has left the schedule, if it was known.
+local function leave_places(places, ids, id, forget_ms)
+  if redis.call('HDEL', places, id) == 1 then
+    redis.call('ZADD', ids, forget_ms, id)
+  else
+    redis.call('ZADD', ids, 'XX', forget_ms, id)
+  end
+end

@@ -1,0 +1,229 @@
+"""One message by its idempotency key or its handle: wherever it is, and whatever moves it meanwhile."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from pipeline.config import TopicSettings
+from pipeline.core.buckets import BUCKET_WIDTH_MS
+from pipeline.core.messages import Message
+from pipeline.store.base import Scheduled
+from pipeline.store.by_id import Found, MessagesById, State, handle_of
+from pipeline.store.stats import read_stats
+from pipeline.store.topics import Topics
+from tests.store.builders import set_topic, transaction
+from tests.store.conftest import START_MS, Bench
+
+DUE_MS = START_MS + 60_000
+RETENTION_MS = 86_400_000
+KEY = "order-1"
+
+
+def stored(line: int, key: str) -> bytes:
+    return Message(0, f"message {line}", "mail", key).to_member(f"{'P' * 14}{line:08x}")
+
+
+def messages(bench: Bench, retention_ms: int = RETENTION_MS) -> MessagesById:
+    return MessagesById(bench.user, [bench.keys], retention_ms, bench.scripts, bench.now_ms)
+
+
+@pytest.fixture
+def scheduled(bench: Bench) -> Bench:
+    """One message with an idempotency key, between two others of the same millisecond."""
+    rows = ((1, DUE_MS), (3, DUE_MS))
+    bench.store().schedule("s", transaction(*rows, identified=((2, DUE_MS, KEY),), member_of=stored))
+    return bench
+
+
+def test_what_is_scheduled_is_found_with_all_its_fields(scheduled: Bench) -> None:
+    found = messages(scheduled).get(KEY)
+    message = Message(DUE_MS, "message 2", "mail", KEY, {}, "P" * 14 + "00000002")
+    assert found == Found(State.SCHEDULED, message)
+    assert handle_of(message) == KEY
+
+
+def test_what_was_never_scheduled_is_unknown_and_nothing_is_left_of_the_question(bench: Bench) -> None:
+    before = bench.names()
+    assert [messages(bench).get(name).state for name in ("nobody", f"~{'P' * 22}~{DUE_MS}")] == [State.UNKNOWN] * 2
+    assert messages(bench).cancel("nobody") == messages(bench).reschedule("nobody", DUE_MS) == Found(State.UNKNOWN)
+    assert bench.names() == before
+
+
+def test_a_cancelled_message_never_comes_and_its_key_stays_known(scheduled: Bench) -> None:
+    assert messages(scheduled).cancel(KEY).state is State.CANCELLED
+    assert messages(scheduled).cancel(KEY) == messages(scheduled).get(KEY) == Found(State.CANCELLED)
+    again = transaction(identified=((1, DUE_MS, KEY),), token="Q" * 14)
+    assert scheduled.store().schedule("s", again) == Scheduled(stored=0, duplicates=1)
+    scheduled.now_ms = DUE_MS
+    claim = scheduled.store().claim("loop:0").claim
+    assert claim and [m.member for m in claim.messages] == [stored(1, ""), stored(3, "")]
+
+
+def test_it_is_forgotten_after_its_time(scheduled: Bench) -> None:
+    messages(scheduled, retention_ms=10_000).cancel(KEY)
+    scheduled.now_ms += 10_000
+    assert messages(scheduled).get(KEY).state is State.UNKNOWN
+    again = transaction(identified=((1, DUE_MS, KEY),), token="Q" * 14)
+    assert scheduled.store().schedule("s", again) == Scheduled(stored=1, duplicates=0)
+    assert messages(scheduled).get(KEY).state is State.SCHEDULED
+    handle = f"~{'P' * 14}00000001~{DUE_MS}"
+    assert messages(scheduled).cancel(handle).state is State.CANCELLED
+    assert scheduled.client.zrange(scheduled.keys.cancelled(), 0, -1) == [handle.encode()], "the next one cleans up"
+
+
+def test_the_last_message_of_a_bucket_takes_the_bucket_with_it(bench: Bench) -> None:
+    bench.store().schedule("s", transaction(identified=((1, DUE_MS, KEY),)))
+    messages(bench).cancel(KEY)
+    assert bench.names() == {"counters", "cancelled", "markers:s", f"marker:s:{'P' * 14}"}
+    assert read_stats(bench.client, [bench.keys], bench.now_ms).counters["cancelled"] == 1
+
+
+@pytest.mark.parametrize("due_ms", [DUE_MS, DUE_MS + 1, DUE_MS + BUCKET_WIDTH_MS, START_MS - BUCKET_WIDTH_MS, 0])
+def test_a_rescheduled_message_comes_at_its_new_time_and_only_then(scheduled: Bench, due_ms: int) -> None:
+    found = messages(scheduled).reschedule(KEY, due_ms)
+    assert found.message and (found.state, found.message.due_ms, found.message.body) == (
+        State.SCHEDULED,
+        due_ms,
+        "message 2",
+    )
+    assert messages(scheduled).get(KEY) == found
+    scheduled.now_ms = max(due_ms, DUE_MS)
+    store, came = scheduled.store(), []
+    for number in range(4):
+        claim = store.claim(f"loop:{number}").claim
+        if claim:
+            came += [(m.due_ms, m.member) for m in claim.messages]
+            assert store.ack(claim, len(claim.messages), [KEY])
+    assert sorted(came) == sorted([(DUE_MS, stored(1, "")), (due_ms, stored(2, KEY)), (DUE_MS, stored(3, ""))])
+    assert messages(scheduled).get(KEY).state is State.DELIVERED
+
+
+def test_loops_are_woken_by_what_is_due_before_everything_else_now(scheduled: Bench) -> None:
+    bell = scheduled.client.pubsub(ignore_subscribe_messages=True)
+    bell.subscribe(scheduled.keys.wake())
+    bell.get_message(timeout=1)
+    messages(scheduled).reschedule(KEY, DUE_MS + 5)
+    messages(scheduled).reschedule(KEY, START_MS)
+    said = bell.get_message(timeout=1)
+    assert said and int(said["data"]) == START_MS
+    bell.close()
+
+
+def test_in_flight_it_is_too_late_until_it_is_given_back(scheduled: Bench) -> None:
+    scheduled.now_ms = DUE_MS
+    store = scheduled.store()
+    claim = store.claim("loop:0").claim
+    assert claim
+    too_late = Found(State.IN_FLIGHT)
+    by_id = messages(scheduled)
+    assert by_id.get(KEY) == by_id.cancel(KEY) == by_id.reschedule(KEY, DUE_MS) == too_late
+    store.release(claim, 0)
+    assert by_id.cancel(KEY).state is State.CANCELLED
+
+
+def test_delivered_it_is_too_late_while_its_key_is_known(scheduled: Bench) -> None:
+    scheduled.now_ms = DUE_MS
+    store = scheduled.store(id_retention_sec=10)
+    claim = store.claim("loop:0").claim
+    assert claim and store.ack(claim, 3, [KEY])
+    assert messages(scheduled).cancel(KEY) == messages(scheduled).reschedule(KEY, 0) == Found(State.DELIVERED)
+    scheduled.now_ms += 10_000
+    assert messages(scheduled).get(KEY).state is State.UNKNOWN
+
+
+def test_a_key_that_an_earlier_release_stored_is_known_and_ends(bench: Bench) -> None:
+    """It kept the keys of what waits in ``ids``, with no time to forget them."""
+    bench.client.zadd(bench.keys.ids(), {KEY: "+inf"})
+    member = stored(1, KEY)
+    bench.client.zadd(bench.keys.bucket(DUE_MS - DUE_MS % BUCKET_WIDTH_MS), {member: DUE_MS})
+    bench.client.zadd(bench.keys.buckets(), {str(DUE_MS - DUE_MS % BUCKET_WIDTH_MS): DUE_MS - DUE_MS % BUCKET_WIDTH_MS})
+    again = transaction(identified=((1, DUE_MS, KEY),), token="Q" * 14)
+    assert bench.store().schedule("s", again) == Scheduled(stored=0, duplicates=1)
+    bench.now_ms = DUE_MS
+    store = bench.store(id_retention_sec=10)
+    claim = store.claim("loop:0").claim
+    assert claim and store.ack(claim, 1, [KEY])
+    assert bench.client.zscore(bench.keys.ids(), KEY) == DUE_MS + 10_000
+
+
+class TestHandles:
+    @pytest.mark.parametrize("line", [1, 3])
+    def test_a_message_without_a_key_is_found_by_its_handle(self, scheduled: Bench, line: int) -> None:
+        handle = f"~{'P' * 14}{line:08x}~{DUE_MS}"
+        found = messages(scheduled).get(handle)
+        assert found.message and (found.message.body, handle_of(found.message)) == (f"message {line}", handle)
+        moved = messages(scheduled).reschedule(handle, DUE_MS + 7)
+        assert moved.message and handle_of(moved.message) == f"~{'P' * 14}{line:08x}~{DUE_MS + 7}"
+        assert messages(scheduled).get(handle).state is State.UNKNOWN
+        assert messages(scheduled).cancel(handle_of(moved.message)).state is State.CANCELLED
+        assert messages(scheduled).cancel(handle_of(moved.message)) == Found(State.CANCELLED), "a retry is no surprise"
+
+    def test_a_message_with_a_key_has_no_handle(self, scheduled: Bench) -> None:
+        """Or the key would lead to nothing."""
+        handle = f"~{'P' * 14}00000002~{DUE_MS}"
+        assert messages(scheduled).cancel(handle).state is State.UNKNOWN
+        assert messages(scheduled).get(KEY).state is State.SCHEDULED
+
+
+class TestTopics:
+    """On the way through pauses, rate limits and streams."""
+
+    @pytest.fixture
+    def due(self, scheduled: Bench) -> Bench:
+        scheduled.now_ms = DUE_MS
+        return scheduled
+
+    def settle(self, bench: Bench, **settings: Any) -> None:
+        set_topic(bench.client, bench.keys, "*", replace(TopicSettings(sink="stream"), **settings))
+        store = bench.store()
+        for number in range(5):
+            store.claim(f"settle:{number}")
+
+    def test_what_a_pause_holds_is_found_and_cancelled(self, due: Bench) -> None:
+        due.client.hset(due.keys.pauses(), "mail", START_MS)
+        self.settle(due)
+        found = messages(due).get(KEY)
+        assert (found.state, found.message and found.message.body) == (State.HELD, "message 2")
+        assert messages(due).cancel(KEY).state is State.CANCELLED
+        assert due.client.zcard(due.keys.held("mail")) == 2
+
+    def test_what_a_pause_holds_can_be_rescheduled(self, due: Bench) -> None:
+        due.client.hset(due.keys.pauses(), "mail", START_MS)
+        self.settle(due)
+        assert messages(due).reschedule(KEY, DUE_MS + 1).state is State.SCHEDULED
+        assert messages(due).get(KEY).state is State.SCHEDULED
+        assert due.client.zcard(due.keys.held("mail")) == 2
+
+    def test_after_the_pause_it_is_found_where_it_was(self, due: Bench) -> None:
+        due.client.hset(due.keys.pauses(), "mail", START_MS)
+        self.settle(due)
+        list(Topics(due.user, [due.keys], due.scripts).resume("mail"))
+        assert messages(due).cancel(KEY).state is State.CANCELLED
+
+    def test_what_waits_for_its_rate_limit_is_found_and_says_when_it_was_due(self, due: Bench) -> None:
+        self.settle(due, max_rate=1)
+        found = messages(due).get(KEY)
+        assert found.message and (found.state, found.message.due_ms) == (State.SCHEDULED, DUE_MS)
+        moved = messages(due).reschedule(KEY, DUE_MS + 5_000)
+        assert moved.message and (moved.message.due_ms, moved.message.body) == (DUE_MS + 5_000, "message 2")
+        assert messages(due).get(KEY) == moved
+        assert messages(due).cancel(KEY).state is State.CANCELLED
+
+    def test_in_its_stream_it_is_delivered(self, due: Bench) -> None:
+        self.settle(due)
+        assert messages(due).cancel(KEY) == Found(State.DELIVERED)
+        assert due.client.xlen(due.keys.stream("mail")) == 3
+        assert due.client.hlen(due.keys.places()) == 0
+
+
+def test_each_of_many_at_one_millisecond_is_found(bench: Bench) -> None:
+    """Also where ids differ in the case of a letter, which some locales sort otherwise than bytes."""
+    tokens = [head + "P" * 13 for head in "-09AZ_az"]
+    for number, token in enumerate(tokens):
+        rows = tuple((line, DUE_MS, f"{number}:{line}") for line in range(1, 60))
+        bench.store().schedule("s", transaction(identified=rows, token=token))
+    for number in range(len(tokens)):
+        for line in range(1, 60, 7):
+            assert messages(bench).cancel(f"{number}:{line}").state is State.CANCELLED
+    assert read_stats(bench.client, [bench.keys], bench.now_ms).counters["cancelled"] == len(tokens) * 9
