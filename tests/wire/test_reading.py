@@ -7,6 +7,7 @@ import pytest
 
 from pipeline.config import RedisSettings
 from pipeline.core.messages import Message
+from pipeline.store.by_id import MessagesById, State
 from pipeline.store.connection import connect
 from pipeline.store.dead_letters import DeadLetters
 from pipeline.store.heartbeats import add_up_loops, read_ingests, read_loops
@@ -18,7 +19,7 @@ from pipeline.store.topics import Topics
 from tests.consume.conftest import GROUP, TOPIC, Stage
 from tests.servers import RealServer
 from tests.wire.namespace import read_namespace, write_namespace
-from tests.wire.write import FILE, FUTURE_MS, PAST_MS, file_of, fill
+from tests.wire.write import DAY_MS, FILE, FUTURE_MS, PAST_MS, file_of, fill
 
 KEYS = Keys("duetime")
 HEADERS = {"lang": "de"}
@@ -52,16 +53,25 @@ def test_the_namespace_is_one_of_ours_and_everything_in_it_counts(stage: Stage) 
     assert open_namespace(stage.user, RedisSettings(namespace="duetime"), may_create=False)
     stats = read_stats(stage.user, [KEYS])
     assert (stats.scheduled, stats.held, stats.in_flight, stats.dead) == (4, 1, 2, 1)
-    assert stats.counters == {"stored": 7, "rejected": 3, "delivered": 11, "dead": 1}
+    assert stats.counters == {"stored": 8, "rejected": 3, "delivered": 11, "dead": 1, "cancelled": 1}
 
 
 def test_markers_and_idempotency_keys_are_known(stage: Stage) -> None:
     store = RedisStore(stage.user, KEYS)
     assert store.markers("files", [letter * 14 for letter in "PDLX"]) == ["all", "all", "5 1", ""]
     assert sorted(part_id for part_id, _ in store.marked_parts("files")) == ["D" * 14, "L" * 14, "P" * 14]
-    known = store.schedule("files", file_of("X" * 14, identified=((1, PAST_MS, "order-3"), (2, PAST_MS, "order-4"))))
+    known = store.schedule("files", file_of("X" * 14, identified=((1, PAST_MS, "order-3"), (2, PAST_MS, "order-5"))))
     assert known is not None
     assert (known.stored, known.duplicates) == (1, 1)
+
+
+def test_messages_are_found_by_their_idempotency_keys(stage: Stage) -> None:
+    messages = MessagesById(stage.user, [KEYS], DAY_MS, now_ms=PAST_MS)
+    states = [messages.get(f"order-{number}").state for number in range(1, 6)]
+    assert states == [State.DELIVERED, State.SCHEDULED, State.IN_FLIGHT, State.CANCELLED, State.UNKNOWN]
+    assert messages.cancel("order-2").message == Message(
+        FUTURE_MS, "message 2", "default", "order-2", HEADERS, f"{'L' * 14}00000002"
+    )
 
 
 def test_a_claim_in_flight_is_taken_back_and_delivered(stage: Stage) -> None:

@@ -18,6 +18,7 @@ from typing import Any
 from pipeline.config import ROOT, RedisSettings, TopicSettings
 from pipeline.core.messages import Message
 from pipeline.store.base import Transaction
+from pipeline.store.by_id import MessagesById
 from pipeline.store.connection import connect
 from pipeline.store.heartbeats import write_ingest
 from pipeline.store.keys import Keys
@@ -32,6 +33,7 @@ from tests.wire.namespace import read_namespace
 
 FILE = Path(__file__).with_name(f"version-{FORMAT_VERSION}.json")
 PAST_MS, FUTURE_MS = 1_000, 4_102_444_800_000  # the year 2100
+DAY_MS = 86_400_000
 
 
 def fill(server: RealServer) -> Keys:
@@ -46,6 +48,7 @@ def fill(server: RealServer) -> Keys:
     fill_topics(stage)
     set_topic(client, keys, "default", TopicSettings(sink="screen"))
     fill_buckets(RedisStore(user, keys))
+    assert MessagesById(user, [keys], DAY_MS).cancel("order-4").message
     return keys
 
 
@@ -91,7 +94,9 @@ def fill_buckets(store: RedisStore) -> None:
     claim = store.claim("in flight").claim
     assert claim is not None
     assert store.ack(claim, 1, [])
-    later = file_of("L" * 14, (1, FUTURE_MS), identified=((2, FUTURE_MS, "order-2"),), after="5 1")
+    later = file_of(
+        "L" * 14, (1, FUTURE_MS), identified=((2, FUTURE_MS, "order-2"), (3, FUTURE_MS, "order-4")), after="5 1"
+    )
     assert store.schedule("files", later)
 
 
