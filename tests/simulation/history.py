@@ -55,7 +55,7 @@ class History:
         found.update(
             e.what
             for e in self.events
-            if e.what in ("late_acks", "reclaimed", "gave back", "moved", "misfiled", "unheard ring")
+            if e.what in ("late_acks", "reclaimed", "gave back", "moved", "misfiled", "unheard ring", "cancelled")
         )
         claims = Counter(e.details[0] for e in self.of("claimed") if e.details[2])
         found["a claim told again"] = sum(not e.details[2] for e in self.of("claimed"))
@@ -68,7 +68,7 @@ class History:
 def check(history: History) -> list[str]:
     """Say every promise that was broken."""
     checks = (
-        *(nothing_lost, nothing_invented, duplicates, moved_once, never_early, lateness),
+        *(nothing_lost, nothing_invented, duplicates, moved_once, cancelled, never_early, lateness),
         *(fencing, leases, one_claim, endings),
     )
     return [f"{one.__name__}: {said}" for one in checks for said in one(history)]
@@ -77,6 +77,7 @@ def check(history: History) -> list[str]:
 def nothing_lost(history: History) -> Iterator[str]:
     """V1: what was accepted is delivered, once everything is quiet; V8: and was in one place at every moment."""
     delivered = {e.details[1] for what in ("delivered", "moved") for e in history.of(what)}
+    delivered |= {e.details[0] for e in history.of("cancelled")}
     for event in history.of("accepted"):
         yield from (f"{m.decode()} was accepted and never delivered" for m, _ in event.details[0] if m not in delivered)
     yield from (f"at {e.at_ms} the server held {e.details}" for e in history.of("unbalanced"))
@@ -114,6 +115,17 @@ def moved_once(history: History) -> Iterator[str]:
     moved = Counter(e.details[1] for e in history.of("moved"))
     yield from (f"{m.decode()} was moved {n} times" for m, n in moved.items() if n > 1)
     yield from (f"{e.details[1]} was moved and delivered" for e in history.of("delivered") if e.details[1] in moved)
+
+
+def cancelled(history: History) -> Iterator[str]:
+    """What a caller was told is cancelled is not delivered after that."""
+    gone = set()
+    for event in history.events:
+        if event.what == "cancelled":
+            gone.add(event.details[0])
+        elif event.what in ("claimed", "moved"):
+            taken = [m for m, _ in event.details[1]] if event.what == "claimed" else [event.details[1]]
+            yield from (f"{m.decode()} was cancelled, and {event.what} after that" for m in taken if m in gone)
 
 
 def never_early(history: History) -> Iterator[str]:

@@ -22,6 +22,7 @@ OUTCOMES = {
     "gave back",
     "moved",
     "misfiled",
+    "cancelled",
     "a duplicate",
     "a late arrival",
     "a claim told again",

@@ -12,8 +12,9 @@ import redis
 
 from pipeline.config import TopicSettings
 from pipeline.drain.loop import DrainLoop
+from pipeline.store.by_id import MessagesById, State
 from pipeline.store.keys import Keys
-from tests.model.reference import ReferenceServer
+from tests.model.reference import MESSAGE_ID_LENGTH, PlainScripts, ReferenceServer
 from tests.simulation.history import SERVER, Event, History, check
 from tests.simulation.kernel import Kernel
 from tests.simulation.process import CLAIM_LIMIT, LEASE_MS, WAIT_MS_MAX, Process
@@ -29,6 +30,7 @@ FILES = 6
 LINES_MAX = 8
 RESTART_MS_MAX = 3_000
 LOOK_MS = 500
+DAY_MS = 86_400_000
 
 # A fault falls where its name is used, below or in ``process``.
 AT_A_CALL = ("crash", "pause", "lost request", "late request", "lost reply", "closed sink", "blocked sink")
@@ -72,6 +74,7 @@ class World:
     def __init__(self, seed: int, loop_type: type[DrainLoop]) -> None:
         self.random = random.Random(seed)
         self._misfiles = seed % 4 == 0
+        self._cancels = seed % 3 == 0
         self.loop_type = loop_type
         self.kernel = Kernel()
         self.keys = Keys("simulated")
@@ -178,7 +181,7 @@ class World:
     def _check_balance(self) -> None:
         counters = self.server.counters
         held = sum(map(len, self.server.buckets.values())), sum(len(c.rows) for c in self.server.claims.values())
-        if counters["stored"] != sum(held) + counters["delivered"]:
+        if counters["stored"] != sum(held) + counters["delivered"] + counters["cancelled"]:
             self.note(SERVER, "unbalanced", *held, dict(counters))
 
     def note_what_is_left(self) -> None:
@@ -205,6 +208,19 @@ class World:
         self.note("ingest", "accepted", rows, late, due_at_ms)
         if self.server.take_rings():
             self.ring()
+        if self._cancels:
+            stored, due_ms = self.random.choice(rows)
+            name = f"~{stored[:MESSAGE_ID_LENGTH].decode()}~{due_ms}"
+            # When it is due, mostly: before, in flight, given back, and after.
+            after_ms = max(0, due_ms - now_ms + self.random.uniform(-2, 2) * self.random.choice([1, LEASE_MS]))
+            self.kernel.at(after_ms, lambda: self._cancel(name, stored))
+
+    def _cancel(self, name: str, stored: bytes) -> None:
+        if self.is_down:
+            return
+        messages = MessagesById(self.server, [self.keys], DAY_MS, PlainScripts(), self.server_ms())
+        state = messages.cancel(name).state
+        self.note("caller", "cancelled" if state is State.CANCELLED else "not cancelled", stored, state)
 
     def ring(self) -> None:
         """Notify all loops."""
