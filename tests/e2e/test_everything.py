@@ -69,7 +69,7 @@ def drop_in_every_way(inbox: Path) -> None:
     (elsewhere / "moved.json").write_text(line("moved"))
     shutil.move(elsewhere / "moved.json", inbox / "moved.json")
     (elsewhere / "copied.json").write_text(line("copied"))
-    shutil.copy(elsewhere / "copied.json", inbox / "copied.json")
+    shutil.copyfile(elsewhere / "copied.json", inbox / "copied.json")  # it may be taken at once
     with (inbox / "slow.json").open("w") as writer:
         for _ in range(3):
             writer.write(line("slow"))

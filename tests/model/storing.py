@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any, ClassVar
 
 import hypothesis.strategies as st
-from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, multiple, rule
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, multiple, precondition, rule
 
 from pipeline.store.keys import Keys
 from pipeline.store.redis_store import RedisStore
@@ -13,7 +13,7 @@ from tests.model.landed import LandedFile, Line, together
 from tests.model.pair import DRAIN, Pair
 from tests.model.reference import ReferenceServer
 from tests.model.snapshot import Snapshot, read_server
-from tests.model.times import DELAYS_MS, DUES, ID_MEMORY_MS, START_MS
+from tests.model.times import AROUND_MS, DELAYS_MS, DUES, ID_MEMORY_MS, START_MS
 from tests.model.writer import SlowClient
 from tests.store.builders import BUCKET_MS
 
@@ -112,6 +112,21 @@ class StoringMachine(RuleBasedStateMachine):
         files = [self.land([(("now", delay_ms), "")] * (DRAIN.claim_limit + 2)) for delay_ms in delays_ms]
         self.store(0, [(file, 0, last if file == files[0] else 1) for file in files])
         return multiple(*files)
+
+    @precondition(lambda self: self.seen.ids or self.seen.cancelled)
+    @rule(target=files, ms=st.sampled_from(AROUND_MS))
+    def store_a_key_again_when_it_is_forgotten(self, ms: int) -> Any:
+        """Whether or not something has cleaned up by then."""
+        known = {
+            name: int(until) for name, until in {**self.seen.ids, **self.seen.cancelled}.items() if "~" not in name
+        }
+        if not known:
+            return multiple()
+        name = min(known)
+        self.now_ms = known[name] + ms
+        file = self.land([(("now", 500), name)])
+        self.store_whole(file, 0)
+        return file
 
     @rule(file=files, first=PLACES, last=PLACES, writer=st.integers(0, WRITERS - 1))
     def store_from_anywhere(self, file: LandedFile, first: int, last: int, writer: int) -> None:
