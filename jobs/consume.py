@@ -103,10 +103,13 @@ def main(arguments: list[str], stop: Stop) -> int:
         if is_new:
             log.info("registered the group %s of the topic %s, from %s on", given.group, given.topic, given.start)
             if not is_known:
-                log.info(
-                    "No message of topic %s has come into its stream yet; the group is registered and waits.",
-                    given.topic,
-                )
+                log.info("No message of topic %s has come into its stream yet; the group is registered.", given.topic)
+        if settings.of_topic(given.topic).sink != "stream":
+            log.warning(
+                "the messages of topic %s go to the screen; ./spark-submit.sh jobs/topics.py set %s sink=stream "
+                "sends them into its stream",
+                *(given.topic, given.topic),
+            )
         if replay:
             store.replay(replay)
         options = stoppable(stop) | ({"block_ms": 1} if given.once else {})

@@ -103,7 +103,7 @@ def main(arguments: list[str], stop: Stop) -> int:
     with ExitStack() as stack:
         # A loop that is there first creates the namespace, too: it would not look into the shards of a later job that means
         # more of them.
-        connection = stack.enter_context(open_connection(settings, stop, may_create=True, warn=True))
+        connection = stack.enter_context(open_connection(settings, stop, may_create=True, writes=True))
         client, redis_settings, shards = connection.client, connection.settings, connection.shards
         settings = adopt_topic_settings(client, settings, complete=True)
         # What is done beside the deliveries has threads and a client of its own, so that it holds up no claim.

@@ -4,8 +4,9 @@ import argparse
 import logging
 import sys
 import warnings
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from threading import Event
@@ -115,7 +116,7 @@ def main(arguments: list[str], stop: Stop) -> int:
     """Run the ingest query until it is stopped, or once."""
     given, settings = parse_arguments(arguments)
     with ExitStack() as stack:
-        connection = stack.enter_context(open_connection(settings, stop, may_create=True, warn=True))
+        connection = stack.enter_context(open_connection(settings, stop, may_create=True, writes=True))
         log.info("%s", what_stored_means(connection.client, settings.ingest.wait_for_disk))
         check_folders(settings)
         source = open_source(settings)
@@ -123,11 +124,15 @@ def main(arguments: list[str], stop: Stop) -> int:
         checkpoint = settings.ingest.checkpoint or str(Path(settings.local.state) / "checkpoints" / source.source_id)
         bind_checkpoint(checkpoint, source.source_id, source.reads)
         announce_ready("open")
-        with ThreadPoolExecutor(1) as beside:  # started by the main thread, Spark would take SIGINT over
-            spark = beside.submit(open_session).result()
-        stack.callback(_stop_spark, spark)
-        stack.enter_context(java_watched(stop))
-        check_master(spark, settings)
+        with _stopped_with_java(stop):
+            with ThreadPoolExecutor(1) as beside:  # started by the main thread, Spark would take SIGINT over
+                spark = beside.submit(open_session).result()
+            stack.callback(_stop_spark, spark)
+            stack.enter_context(java_watched(stop))
+            check_master(spark, settings)
+        if stop():
+            log.info("stopped while Spark was starting")
+            return EXIT_SUCCESS
         heartbeat = IngestHeartbeat(connection.client, connection.shards[0], source.source_id)
         stack.callback(heartbeat.publish, has_ended=True)
         background = Background([heartbeat])
@@ -136,6 +141,17 @@ def main(arguments: list[str], stop: Stop) -> int:
         if not stop():
             _run(given.once, settings, connection, spark, source, checkpoint, stop)
     return EXIT_SUCCESS
+
+
+@contextmanager
+def _stopped_with_java(stop: Stop) -> Iterator[None]:
+    """Take what fails after a stop for its consequence: nothing is stored yet, and Java may have got the signal as well."""
+    try:
+        yield
+    except Exception:
+        if not stop():
+            raise
+        log.debug("Java has ended before", exc_info=True)
 
 
 def _stop_spark(spark: SparkSession) -> None:
@@ -173,10 +189,11 @@ def _run(
     read = read_direct if isinstance(source, DirectSource) else read_landing
     files = read(spark, source.location, settings.ingest.max_bytes_per_trigger)
     writer = BatchWriter(writer_settings, clock, reporter.report)
-    if once:
-        run_once(source, stop, stop.interrupting)
-    else:
-        warm_up(spark)
+    with _stopped_with_java(stop):
+        if once:
+            run_once(source, stop, stop.interrupting)
+        else:
+            warm_up(spark)
     if stop():
         return
     with ExitStack() as stack:

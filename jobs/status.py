@@ -91,7 +91,11 @@ def main(arguments: list[str], stop: Stop) -> int:
         "--format", choices=["text", "json"], default="text", help="for people or programs (default: text)"
     )
     how = parser.add_mutually_exclusive_group()
-    how.add_argument("--check", action="store_true", help="exit 1 if there is a problem, for probes")
+    how.add_argument(
+        "--check",
+        action="store_true",
+        help="exit 1 if there is a problem or nothing is known of the namespace, for probes",
+    )
     how.add_argument(
         "--watch",
         nargs="?",
@@ -113,9 +117,10 @@ def main(arguments: list[str], stop: Stop) -> int:
         status = look(connection)
     if given.format == "text" and not connection.exists and status.is_empty():
         print(f"nothing is known of namespace {settings.redis.namespace}: no job has used it so far")
-        return EXIT_SUCCESS
-    print(render(status))
-    return EXIT_FAILURE if given.check and status.problems() else EXIT_SUCCESS
+    else:
+        print(render(status))
+    is_unknown = not connection.exists and status.is_empty()  # a mistyped name must not look healthy to a probe
+    return EXIT_FAILURE if given.check and (is_unknown or status.problems()) else EXIT_SUCCESS
 
 
 def look(connection: Connection) -> Status:

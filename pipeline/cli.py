@@ -108,14 +108,14 @@ class Connection:
 
 @contextmanager
 def open_connection(
-    settings: Settings, stopping: Callable[[], bool], *, may_create: bool, warn: bool = False
+    settings: Settings, stopping: Callable[[], bool], *, may_create: bool, writes: bool = False
 ) -> Iterator[Connection]:
     """Give a connection to the configured server, else to the private one, which stays up meanwhile.
 
     Args:
         may_create: make the namespace if it is new.
 
-        warn: log what is weaker about the server than it should be; for jobs that store or deliver.
+        writes: for jobs that store or deliver: refuse a replica, and log what is weaker about the server than it should be.
 
     Raises:
         ConfigError: the server or the namespace is not fit.
@@ -127,8 +127,8 @@ def open_connection(
             url = stack.enter_context(private_server(Path(settings.local.state), stopping))
             redis_settings = replace(redis_settings, url=url)
         client = connect(redis_settings)
-        for warning in check_server(client, redis_settings, SystemClock()):
-            if warn:
+        for warning in check_server(client, redis_settings, SystemClock(), writes):
+            if writes:
                 log.warning("%s", warning)
         exists = open_namespace(client, redis_settings, may_create)
         yield Connection(client, redis_settings, keys_of(redis_settings), exists)

@@ -175,7 +175,7 @@ def test_only_who_stores_or_delivers_warns_of_a_weak_server(caplog: pytest.LogCa
         with open_connection(settings, lambda: False, may_create=False) as connection:
             assert (len(connection.client.time()), connection.exists, len(connection.shards)) == (2, False, 1)
         assert caplog.messages == []
-        with open_connection(settings, lambda: False, may_create=True, warn=True) as connection:
+        with open_connection(settings, lambda: False, may_create=True, writes=True) as connection:
             assert connection.exists
         assert [message.partition(",")[0] for message in caplog.messages] == ["Redis keeps no append-only file"]
 

@@ -96,7 +96,7 @@ def _validate_line(raw: bytes | str, kind: Kind, arrival_ms: int, header: str) -
 def _fields_of_json_line(line: str) -> dict[str, object]:
     document = _parse_json(line)
     if not isinstance(document, dict):
-        _refuse(Reason.NOT_AN_OBJECT, "The line is JSON but not an object with fields.")
+        _refuse(Reason.NOT_AN_OBJECT, "The line is JSON but not an object with fields: write one object a line.")
     return document
 
 

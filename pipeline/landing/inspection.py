@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
+from threading import Event
 from typing import BinaryIO, Protocol
 
 from pipeline.landing.completeness import Stability, Writers, leases_are_reliable, writers_of
@@ -20,6 +21,10 @@ DOCUMENT_BYTES_MAX = 8 << 20  # a larger file is not looked at as one JSON docum
 _FIRST_LINE_BYTES_MAX = 64 << 10
 _JSON = json.JSONDecoder(object_pairs_hook=len)  # keeps nothing of the objects
 _NO_TARGET = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
+
+# ``mv`` of several files looks at each once more behind its rename, and fails if it is gone by then. So an entry stays for so long
+# after it came. The time of change of an inode may be a tick of the kernel, 4 ms, behind.
+SETTLE_MS = 10
 
 
 class Action(Enum):
@@ -71,8 +76,8 @@ class Inspector:
         self._hints = hints
         self.stability = Stability(quiet_period_ms)
 
-    def list_entries(self) -> list[tuple[str, os.stat_result]]:
-        """List the entries whose names are finished, by arrival, with the status of each itself."""
+    def list_entries(self, wall_ms: int) -> list[tuple[str, os.stat_result]]:
+        """List the entries whose names are finished, by arrival, with the status of each itself, once they have settled."""
         found = []
         with os.scandir(self._prefix) as entries:
             for entry in entries:
@@ -80,6 +85,9 @@ class Inspector:
                     with contextlib.suppress(FileNotFoundError):
                         found.append((entry.name, entry.stat(follow_symlinks=False)))
         found.sort(key=lambda item: (_changed_ns(item[1]), item[1].st_mtime_ns, item[0]))
+        age_ms = wall_ms - max((status.st_ctime_ns for _, status in found), default=0) // 1_000_000
+        if 0 <= age_ms < SETTLE_MS:
+            Event().wait((SETTLE_MS - age_ms) / 1_000)
         return found
 
     def arrival_ms(self, name: str, now_ms: int) -> int:

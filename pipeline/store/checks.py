@@ -13,13 +13,16 @@ VERSION_MIN = (7, 0)  # scripts with flags, ZRANGE BYSCORE; older ones have no f
 EXPECTED_POLICY = "noeviction"
 
 
-def check_server(client: "redis.Redis", settings: RedisSettings, clock: Clock) -> list[str]:
+def check_server(client: "redis.Redis", settings: RedisSettings, clock: Clock, writes: bool = False) -> list[str]:
     """Ask the server whether it can keep the guarantee.
+
+    Args:
+        writes: whether the job stores or delivers, which a replica can't.
 
     Returns:
         Warnings: what is weaker than it should be, and what that costs.
     Raises:
-        StoreUnavailable: no answer.
+        StoreUnavailable: no answer, or a replica, which may become the primary.
         ConfigError: wrong password, a server that is too old, or one that drops keys when it is full.
     """
     try:
@@ -34,6 +37,10 @@ def check_server(client: "redis.Redis", settings: RedisSettings, clock: Clock) -
         ) from exc
     _check_version(info)
     _check_policy(info)
+    if writes and info.get("role") == "slave":
+        raise StoreUnavailable(
+            f"Redis at {redact_url(settings.url)} is a replica; name its primary with --redis or REDIS_URL."
+        )
     warnings = _persistence_warnings(info, _config_value(client, "appendfsync"))
     skew_ms = now_ms - (sent_ms + received_ms) // 2
     if abs(skew_ms) > settings.clock_skew_ms_max:

@@ -1,5 +1,6 @@
 """The jobs one by one, on a server that is not the private one."""
 
+import contextlib
 import json
 import os
 import signal
@@ -8,6 +9,7 @@ import threading
 from collections import Counter
 from pathlib import Path
 
+import psutil
 import pytest
 
 from tests.e2e.commands import Checkout, Command
@@ -218,4 +220,23 @@ def test_a_stop_while_spark_starts_ends_without_a_trace(checkout: Checkout, numb
         ingest.wait_for(lambda _: landing_lock.exists(), "the input to be opened, just before Spark starts")
         assert ingest.stop(number) == 0, ingest.screen()
         assert "Traceback" not in ingest.screen()
+        assert "Error" not in ingest.screen()
+
+
+def test_a_stop_that_java_gets_as_well_while_spark_starts_is_no_error(checkout: Checkout) -> None:
+    """As a service manager or a terminal sends it: to all processes of the job."""
+    with real_server() as server:
+        ingest = checkout.run("jobs/ingest.py", environ={"REDIS_URL": server.url})
+        job = psutil.Process(ingest.process.pid)
+
+        def java() -> list[psutil.Process]:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                return [p for p in job.children(recursive=True) if "org.apache.spark" in " ".join(p.cmdline())]
+            return []
+
+        ingest.wait_for(lambda _: bool(java()), "Java")
+        ingest.process.terminate()
+        for process in java():
+            process.terminate()
+        assert ingest.end(40) == 0, ingest.screen()
         assert "Error" not in ingest.screen()

@@ -645,3 +645,18 @@ def test_tokens_go_on_rising_after_a_restart_with_the_clock_set_back(folders: Fo
     folders.drop("b.json")
     folders.reopen().step()
     assert folders.originals() == ["a.json", "b.json"]
+
+
+def test_mv_of_several_files_ends_well_while_they_are_taken(folders: Folders, tmp_path: Path) -> None:
+    """GNU mv looks at each file once more after it has renamed it."""
+    gatekeeper = folders.open(clock=SystemClock())
+    for number in range(200):
+        names = [tmp_path / f"{number}.{part}.json" for part in range(5)]
+        for name in names:
+            name.write_bytes(LINE)
+        moving = subprocess.Popen(["mv", *map(str, names), str(folders.inbox)])
+        while moving.poll() is None:
+            gatekeeper.step()
+        assert moving.returncode == 0
+    step_until_idle(gatekeeper)
+    assert len(folders.landed()) == 1_000

@@ -53,6 +53,13 @@ def test_a_server_that_is_too_old_is_refused(version: str) -> None:
         warnings_of(Server(redis_version=version))
 
 
+def test_a_replica_is_refused_to_who_stores_or_delivers() -> None:
+    replica = Server(role="slave")
+    assert warnings_of(replica) == []
+    with pytest.raises(StoreUnavailable, match="is a replica; name its primary"):
+        check_server(replica, RedisSettings(), StoppedClock(), writes=True)  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("version", ["7.0.0", "7.2.4", "10.0.1"])
 def test_newer_servers_are_fine(version: str) -> None:
     assert warnings_of(Server(redis_version=version)) == []
