@@ -72,7 +72,6 @@ def test_status_says_nothing_of_loops_that_never_ran(server: RealServer) -> None
     shown = json.loads(run(server, "status", "--format", "json").stdout)["drain"]
     assert (shown["loops"], shown["seen_ms"], shown["topics"]) == (0, None, {})
     assert run(server, "status").stdout == "nothing is known of namespace duetime: no job has used it so far\n"
-    assert run(server, "status", "--check").returncode == 1, "a mistyped namespace looks like this"
     schedule(server, DUE_MS)
     assert "\ndrain:" not in run(server, "status").stdout
 

@@ -132,7 +132,7 @@ def test_an_age_has_one_unit(ms: float, text: str) -> None:
 
 
 def test_a_probe_fails_when_nobody_delivers(server: RealServer) -> None:
-    assert run(server, "status", "--check").returncode == 0
+    assert run(server, "status", "--check").returncode == 1, "a mistyped namespace looks like this one"
     assert run(server, "drain", "--once").returncode == 0
     assert run(server, "status", "--check").returncode == 0
     schedule(server, NOW_MS + 10**9)
