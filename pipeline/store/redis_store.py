@@ -220,7 +220,9 @@ class RedisStore:
         given_back = 0
         for token in expired:
             start = token.partition(b":")[0]
-            if not start.isdigit():  # another program's entry: there is no bucket to give messages back to
+            if not start.removeprefix(
+                b"-"
+            ).isdigit():  # another program's entry: there is no bucket to give messages back to
                 self._read(partial(self._client.zrem, self._keys.claims(), token))
                 continue
             given_back += self._release(token.decode(), int(start), "", 0, 0)

@@ -67,6 +67,7 @@ def test_every_promise_holds(server: RealServer, machine_type: type[StoreMachine
 
 
 @pytest.mark.planted
+@pytest.mark.timeout(400)
 @pytest.mark.parametrize("fault", PLANTED, ids=lambda fault: f"{fault.where}: {fault.name}")
 def test_a_planted_fault_is_found(server: RealServer, monkeypatch: pytest.MonkeyPatch, fault: Planted) -> None:
     monkeypatch.setattr(scripts, "read_script", fault.over(scripts.read_script))
@@ -76,6 +77,7 @@ def test_a_planted_fault_is_found(server: RealServer, monkeypatch: pytest.Monkey
 
 
 @pytest.mark.planted
+@pytest.mark.timeout(400)
 @pytest.mark.parametrize("fault", PLANTED_IN_STREAMS, ids=lambda fault: f"{fault.where}: {fault.name}")
 def test_a_fault_planted_in_streams_is_found(
     server: RealServer, monkeypatch: pytest.MonkeyPatch, fault: Planted
@@ -87,6 +89,7 @@ def test_a_fault_planted_in_streams_is_found(
 
 
 @pytest.mark.planted
+@pytest.mark.timeout(400)
 @pytest.mark.parametrize("error_ms", [60_000, 1, -1])
 def test_a_client_that_trusts_its_own_clock_is_found(server: RealServer, error_ms: int) -> None:
     with pytest.raises(AssertionError):
