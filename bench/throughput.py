@@ -137,7 +137,8 @@ def _check_lines(name: str, loops: Sequence[Loop], count: int) -> Sample:
         if (found := _NUMBER.search(line))
     ]
     again = len(numbers) - count
-    if set(numbers) != set(range(count)):
+    # The one without any safety is ended as soon as its queue is empty, with what it has popped and not written yet.
+    if set(numbers) != set(range(count)) and name != "ceiling":
         raise RuntimeError(f"{name} lost {count - len(set(numbers))} of {count} messages.")
     if again and name == OURS:
         raise RuntimeError(f"{again} messages came more than once.")

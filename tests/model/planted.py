@@ -296,12 +296,6 @@ PLANTED_IN_STREAMS = [
     ),
     Planted("a moved id is in flight for ever", "claim", "leave_places(places, ids, body.id,", "tostring(body.id .."),
     Planted(
-        "a rate_limit leaves the place behind",
-        "claim",
-        "note_place(places, step.body.id, step.member, step.score)",
-        "",
-    ),
-    Planted(
         "a pause leaves the place behind",
         "claim",
         "note_place(places, step.body.id, step.member, step.score, step.name)",

@@ -25,7 +25,7 @@ SETTINGS = settings(
     phases=[Phase.generate, Phase.shrink],
     suppress_health_check=list(HealthCheck),
 )
-TO_THE_FIRST_FAILURE = settings(SETTINGS, max_examples=1_000, phases=[Phase.generate], report_multiple_bugs=False)
+TO_THE_FIRST_FAILURE = settings(SETTINGS, max_examples=4_000, phases=[Phase.generate], report_multiple_bugs=False)
 
 
 @pytest.fixture(scope="module")
