@@ -13,7 +13,7 @@ from pipeline.consume.opening import new_consumer, new_store, parse_start, stopp
 from pipeline.core.clock import Clock, SystemClock
 from pipeline.core.errors import ConfigError, SinkClosed, StoreUnavailable
 from pipeline.core.lateness import Lateness
-from pipeline.core.text import count_text
+from pipeline.core.text import command_text, count_text
 from pipeline.sinks import DELIVERING
 from pipeline.sinks.base import Sink
 from pipeline.store.entries import NO_ENTRY, Entry, EntryId, entry_id_of
@@ -57,7 +57,7 @@ def parse_arguments(arguments: list[str]) -> tuple[argparse.Namespace, Settings]
         "--topic",
         required=True,
         metavar="T",
-        help="topic to read; jobs/topics.py set TOPIC sink=stream sends its messages into its stream",
+        help="topic to read; the command topics set TOPIC sink=stream sends its messages into its stream",
     )
     parser.add_argument("--group", required=True, metavar="G", help="consumer group, registered if it is new")
     parser.add_argument(
@@ -106,9 +106,8 @@ def main(arguments: list[str], stop: Stop) -> int:
                 log.info("No message of topic %s has come into its stream yet; the group is registered.", given.topic)
         if settings.of_topic(given.topic).sink != "stream":
             log.warning(
-                "the messages of topic %s go to the screen; ./spark-submit.sh jobs/topics.py set %s sink=stream "
-                "sends them into its stream",
-                *(given.topic, given.topic),
+                "the messages of topic %s go to the screen; %s sends them into its stream",
+                *(given.topic, command_text("topics", f"set {given.topic} sink=stream")),
             )
         if replay:
             store.replay(replay)

@@ -13,7 +13,7 @@ from pipeline.store.entries import DeadLetter
 from pipeline.store.topics import Topics
 
 SHOWN = 60  # characters of a message, and of an error, in a list
-REASONS = ("failed", "abandoned", "expired", "dropped")
+REASONS = ("failed", "refused", "abandoned", "expired", "dropped")
 
 
 def parse_arguments(arguments: list[str]) -> tuple[argparse.Namespace, Settings]:

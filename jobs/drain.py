@@ -55,7 +55,7 @@ def parse_arguments(arguments: list[str]) -> tuple[argparse.Namespace, Settings]
     parser.add_argument(
         "--sink",
         choices=SINKS,
-        help="where messages go: onto the screen, or into streams for jobs/consume.py (default: screen)",
+        help="where messages go: onto the screen, or into streams for consumers (default: screen)",
     )
     parser.add_argument("--format", choices=["text", "json"], help="one line a message (default: text)")
     parser.add_argument(

@@ -185,6 +185,7 @@ def _run(
         settings.ingest.rejects,
         settings.ingest.transaction_messages,
         settings.ingest.wait_for_disk,
+        settings.drain.id_retention_sec,
     )
     read = read_direct if isinstance(source, DirectSource) else read_landing
     files = read(spark, source.location, settings.ingest.max_bytes_per_trigger)

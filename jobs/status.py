@@ -2,8 +2,7 @@
 
 import json
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable
 from threading import Event
 
 from pipeline.cli import (
@@ -17,71 +16,14 @@ from pipeline.cli import (
     run_main,
 )
 from pipeline.core.errors import StoreUnavailable
-from pipeline.core.text import age_text, count_text, span_text, utc_text, visible
-from pipeline.store.heartbeats import (
-    FRESH_MS,
-    LOOP_COUNTERS,
-    IngestProgress,
-    LoopProgress,
-    TopicStats,
-    add_up_loops,
-    add_up_topics,
-    count_running_ingests,
-    read_ingests,
-    read_loops,
-)
-from pipeline.store.stats import Stats, read_stats
+from pipeline.core.text import age_text, count_text, nonzero_text, span_text, utc_text, visible
+from pipeline.status import Status, read_status
+from pipeline.store.heartbeats import LOOP_COUNTERS, IngestProgress, add_up_loops, add_up_topics
 
-COUNTERS = ("delivered", "rejected", "stored", "duplicates", "reclaimed", "late_acks", "misfiled")
 SHOWN_IF_NOT_ZERO = ("misfiled",)
 TOPICS_SHOWN = 10
 WATCH_SEC, WATCH_SEC_MIN, WATCH_SEC_MAX = 2.0, 0.1, 86_400.0
 CLEAR = "\x1b[H\x1b[J"  # the cursor to the first line, and everything from there on gone
-
-
-@dataclass(frozen=True, slots=True)
-class Status:
-    """One look at a namespace and its jobs; the latest heartbeat comes first."""
-
-    stats: Stats
-    loops: Sequence[LoopProgress]
-    ingests: Sequence[IngestProgress]
-    running_ingests: int
-
-    def running_loops(self) -> list[LoopProgress]:
-        """Return the loops that have not ended and whose heartbeat is fresh."""
-        return [each for each in self.loops if not each.has_ended and self.stats.now_ms - each.seen_ms < FRESH_MS]
-
-    def is_empty(self) -> bool:
-        """Return whether the namespace holds no message, as one that no job has used."""
-        stats = self.stats
-        return not any((stats.scheduled, stats.held, stats.in_flight, stats.dead))
-
-    def problems(self) -> list[str]:
-        """Return what keeps messages from being delivered in time, one clause each; nothing if all is well."""
-        stats, found = self.stats, []
-        if not self.running_loops() and (stats.scheduled > stats.held or stats.in_flight):
-            last = max(self.loops, key=lambda each: each.seen_ms, default=None)
-            if last is None:
-                found.append("no drain loop has been seen in the last hour")
-            elif last.has_ended:
-                found.append(
-                    f"no drain loop is running, the last one ended {age_text(stats.now_ms - last.seen_ms)} ago"
-                )
-            else:
-                found.append(f"no drain loop has been seen for {age_text(stats.now_ms - last.seen_ms)}")
-        if stats.late:
-            are = "is" if stats.late == 1 else "are"
-            found.append(f"{count_text(stats.late, 'message')} {are} late, the oldest by {span_text(stats.overdue_ms)}")
-        return found
-
-    def verdict(self) -> str:
-        """Return whether all is well, in one line that begins with OK or PROBLEM."""
-        problems = self.problems()
-        if problems:
-            return f"PROBLEM: {', '.join(problems)}"
-        ingests, loops = self.running_ingests, len(self.running_loops())
-        return f"OK: {count_or_no(ingests, 'ingest job')} and {count_or_no(loops, 'drain loop')} running, nothing late"
 
 
 def main(arguments: list[str], stop: Stop) -> int:
@@ -114,7 +56,7 @@ def main(arguments: list[str], stop: Stop) -> int:
                 connection, render, given.watch, CLEAR if given.format == "text" and sys.stdout.isatty() else "", stop
             )
             return EXIT_SUCCESS
-        status = look(connection)
+        status = read_status(connection.client, connection.shards)
     if given.format == "text" and not connection.exists and status.is_empty():
         print(f"nothing is known of namespace {settings.redis.namespace}: no job has used it so far")
     else:
@@ -123,27 +65,11 @@ def main(arguments: list[str], stop: Stop) -> int:
     return EXIT_FAILURE if given.check and (is_unknown or status.problems()) else EXIT_SUCCESS
 
 
-def look(connection: Connection) -> Status:
-    """Read everything that is shown.
-
-    Raises:
-        StoreError: no answer, or an error.
-    """
-    client, shards = connection.client, connection.shards
-    stats = read_stats(client, shards)
-    return Status(
-        stats=stats,
-        loops=read_loops(client, shards[0]),
-        ingests=read_ingests(client, shards[0]),
-        running_ingests=count_running_ingests(client, shards[0], stats.now_ms),
-    )
-
-
 def watch(connection: Connection, render: Callable[[Status], str], seconds: float, clear: str, stop: Stop) -> None:
     """Print a look every few ``seconds`` until a stop; a server that does not answer is a look like any other."""
     while not stop():
         try:
-            shown = render(look(connection))
+            shown = render(read_status(connection.client, connection.shards))
         except StoreUnavailable as exc:
             shown = f"PROBLEM: {exc}"
         print(f"{clear}{shown}", flush=True)
@@ -152,31 +78,7 @@ def watch(connection: Connection, render: Callable[[Status], str], seconds: floa
 
 def as_json(status: Status) -> str:
     """Return a look for programs, as one object: counts of messages, times in epoch ms UTC."""
-    ingests = [asdict(progress) for progress in status.ingests]
-    return json.dumps(
-        {
-            "verdict": status.verdict(),
-            **counts(status.stats),
-            "next_due_ms": status.stats.next_due_ms,
-            "overdue_ms": status.stats.overdue_ms,
-            "now_ms": status.stats.now_ms,
-            "running_ingest_jobs": status.running_ingests,
-            "ingest": ingests,
-            "drain": drain_record(status),
-        }
-    )
-
-
-def counts(stats: Stats) -> dict[str, int]:
-    """Return every number of messages by its name."""
-    return {
-        "scheduled": stats.scheduled,
-        "held": stats.held,
-        "in_flight": stats.in_flight,
-        "late": stats.late,
-        "dead": stats.dead,
-        **{name: stats.counters.get(name, 0) for name in COUNTERS},
-    }
+    return json.dumps(status.to_record())
 
 
 def as_text(status: Status) -> str:
@@ -185,7 +87,7 @@ def as_text(status: Status) -> str:
     lines = [status.verdict(), ""]
     lines += [
         f"{name.replace('_', ' '):<12}{number:>12,}"
-        for name, number in counts(stats).items()
+        for name, number in status.counts().items()
         if number or name not in SHOWN_IF_NOT_ZERO
     ]
     if stats.next_due_ms is None:
@@ -208,6 +110,7 @@ def ingest_text(progress: IngestProgress, now_ms: int) -> str:
         f"{count_text(progress.batches, 'batch', 'batches')}, {count_text(progress.files, 'file')}, "
         f"{count_text(progress.lines, 'line')}: {progress.stored:,} stored, {progress.duplicates:,} duplicates, "
         f"{progress.rejected:,} rejected, {progress.blank:,} blank"
+        + nonzero_text(cancelled=progress.cancelled, replaced=progress.replaced, late=progress.late)
     )
     last = (
         f"last batch {age_text(now_ms - progress.last_batch_ms)} ago: {count_text(progress.last_lines, 'line')}, "
@@ -216,30 +119,6 @@ def ingest_text(progress: IngestProgress, now_ms: int) -> str:
     spent = ", ".join(f"{name} {ms:,}" for name, ms in phases)
     since = f"ingest of {visible(progress.reads)}, since {utc_text(progress.started_ms)}"
     return f"\n{since}\n  {totals}\n  {last}\n  phases (ms): {spent}"
-
-
-def drain_record(status: Status) -> dict[str, object]:
-    """Return what the drain loops of the last hour did, each since it started, added up; times are epoch ms UTC."""
-    total = add_up_loops(each.stats for each in status.loops)
-    return {
-        "loops": len(status.loops),
-        "running": len(status.running_loops()),
-        "seen_ms": max((each.seen_ms for each in status.loops), default=None),
-        **{name: getattr(total, name) for name in LOOP_COUNTERS},
-        "errors": total.errors,
-        "lateness": lateness_record(add_up_topics(total.topics.values())),
-        "topics": {topic: lateness_record(each) for topic, each in sorted(total.topics.items())},
-    }
-
-
-def lateness_record(stats: TopicStats) -> dict[str, int]:
-    """Return how many messages were delivered, and how late."""
-    return {
-        "delivered": stats.delivered,
-        "p50_ms": stats.lateness.quantile_ms(0.5),
-        "p99_ms": stats.lateness.quantile_ms(0.99),
-        "max_ms": stats.lateness.max_ms,
-    }
 
 
 def drain_text(status: Status) -> str:
@@ -265,11 +144,6 @@ def drain_text(status: Status) -> str:
         counted = sorted(total.errors.items(), key=lambda error: -error[1])
         lines.append("  failed calls: " + ", ".join(f"{count:,} {kind}" for kind, count in counted))
     return "\n".join(lines)
-
-
-def count_or_no(number: int, noun: str) -> str:
-    """Return ``no loop``, ``1 loop`` or ``2 loops``."""
-    return count_text(number, noun) if number else f"no {noun}"
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ from dataclasses import asdict, fields
 from pipeline.cli import EXIT_SUCCESS, Stop, new_parser, open_connection, parse_command, run_main
 from pipeline.config import ALL_TOPICS, Settings, TopicSettings, Value, check_name, convert_topic_setting
 from pipeline.core.errors import ConfigError, PipelineError
-from pipeline.core.text import count_text, span_text, visible
+from pipeline.core.text import command_text, count_text, span_text, visible
 from pipeline.store.namespace import change_topic_settings, current_topic_settings, read_topic_settings
 from pipeline.store.topics import GroupInfo, TopicInfo, Topics
 
@@ -68,7 +68,7 @@ def read_changes(what: str, names: list[str]) -> tuple[str, dict[str, Value | No
         if bool(equals) != (what == "set"):
             raise ConfigError("Write set KEY=VALUE, or unset KEY.")
         changes[key] = convert_topic_setting(key, value) if equals else None
-        if changes[key] == "":
+        if changes[key] == "" and key != "webhook":  # a topic may have none though all others have one
             raise ConfigError(f"Say which {key}, or take it back with unset {key}.")
     if not changes:
         raise ConfigError(
@@ -118,7 +118,7 @@ def drop_group(topics: Topics, topic: str, group: str) -> int:
     """Drop a group, and say what was done."""
     if not topics.drop_group(topic, group):
         raise PipelineError(
-            f"The topic {topic} has no group {group}; jobs/topics.py groups {topic} lists those that it has."
+            f"The topic {topic} has no group {group}; {command_text('topics', f'groups {topic}')} lists those that it has."
         )
     print(f"{topic}: dropped the group {group}; what is still scheduled for it becomes a dead letter when it is due")
     return EXIT_SUCCESS

@@ -16,16 +16,17 @@ from typing import Any, NoReturn
 from pipeline import __version__
 from pipeline.config import RedisSettings, Settings, Value, load_settings
 from pipeline.core.clock import SystemClock
+from pipeline.core.due import DELAY_SEC_MAX, due_ms_of_text, is_due_in_range
 from pipeline.core.errors import ConfigError, PipelineError, StoreError
 from pipeline.core.stop import Stop as Stop
-from pipeline.core.text import visible
+from pipeline.core.text import command_text, span_ms, visible
 from pipeline.runtime.server import private_server
 from pipeline.store.checks import check_server
 from pipeline.store.connection import connect
 from pipeline.store.keys import Keys, keys_of
 from pipeline.store.namespace import open_namespace
 
-OWN_LOGGERS = ("pipeline", "__main__")
+OWN_LOGGERS = (__name__.partition(".")[0], "__main__")
 EXIT_SUCCESS, EXIT_FAILURE, EXIT_USAGE = 0, 1, 2
 EXIT_CLOSED_PIPE = 128 + signal.SIGPIPE  # as a shell reports the end of any program in `… | head -1`
 
@@ -41,7 +42,7 @@ class _Parser(argparse.ArgumentParser):
 
 def new_parser(name: str, description: str) -> argparse.ArgumentParser:
     """Return a parser with the options that all jobs share."""
-    parser = _Parser(prog=f"./spark-submit.sh jobs/{name}.py", description=description, allow_abbrev=False)
+    parser = _Parser(prog=command_text(name), description=description, allow_abbrev=False)
     parser.add_argument(
         "--redis",
         metavar="URL",
@@ -94,6 +95,34 @@ def parse_command(
     if given.namespace is not None:
         flags["redis"]["namespace"] = given.namespace
     return given, load_settings(flags, os.environ, given.config)
+
+
+def add_when(parser: argparse.ArgumentParser, verb: str, is_required: bool = False) -> None:
+    """Add the options that say when a message is due; ``due_ms_given`` reads them."""
+    when = parser.add_mutually_exclusive_group(required=is_required)
+    when.add_argument(
+        "--in", dest="delay", metavar="TIME", help=f"{verb} so long from now, such as 90s, 15m, 2h or 7d; 0s is now"
+    )
+    when.add_argument("--at", metavar="TIME", help=f"{verb} at this time in ISO 8601 with Z or an offset")
+
+
+def due_ms_given(given: argparse.Namespace) -> Callable[[int], int] | None:
+    """Return from the present time (epoch ms) the one that ``add_when``'s options say, or None if none is given.
+
+    Raises:
+        ConfigError: it is no time, or too far away.
+    """
+    if given.at is not None:
+        due_ms = due_ms_of_text(given.at)
+        if due_ms is None or not is_due_in_range(due_ms):
+            raise ConfigError(f"--at takes a time such as 2026-01-31T12:00:00Z, not {given.at!r}.")
+        return lambda now_ms: due_ms
+    if given.delay is not None:
+        delay_ms = span_ms(given.delay)
+        if delay_ms is None or delay_ms > DELAY_SEC_MAX * 1_000:
+            raise ConfigError(f"--in takes a number and s, m, h or d, at most 366d, not {given.delay!r}.")
+        return lambda now_ms: now_ms + delay_ms
+    return None
 
 
 @dataclass(frozen=True, slots=True)

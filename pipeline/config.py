@@ -16,7 +16,9 @@ from typing import Annotated, Any, Literal, get_args, get_type_hints
 import msgspec
 from msgspec import Meta
 
+from pipeline import IS_INSTALLED
 from pipeline.core.errors import ConfigError
+from pipeline.core.text import redact_url
 from pipeline.sinks import SinkName
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -25,6 +27,8 @@ ENV_PREFIX = "DUETIME_"
 NO_SETTINGS = frozenset({"DUETIME_CONFIG", "DUETIME_READY_FD", "DUETIME_SAMPLE", "DUETIME_TEST_SERVER"})
 NAME_PATTERN = r"\A[A-Za-z0-9._-]{1,64}\Z"
 NAME_RULE = "1 to 64 of A-Z a-z 0-9 . _ -"
+URL_PATTERN = r"\A(?:https?://(?:[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(?::[0-9]{1,5})?(?:[/?][!\"$-~]*)?)?\Z"
+URL_RULE = "an http:// or https:// URL in ASCII, with a host and without user, password and fragment"
 
 Value = str | int | float | bool
 # The description is the end of "… must be", when a value of the right type is out of its range.
@@ -32,7 +36,9 @@ Name = Annotated[str, Meta(pattern=NAME_PATTERN, description=NAME_RULE)]
 LocalFolder = Annotated[str, Meta(pattern=r"(?s)\A(?!.*://).", description="a local or mounted folder")]
 Positive = Annotated[int, Meta(gt=0, description="greater than 0")]
 ZeroIsOff = Annotated[int, Meta(ge=0, description="0 (off) or more")]
+PositiveSec = Annotated[float, Meta(gt=0, le=86_400, description="greater than 0, and at most 86400")]
 LeaseSec = Annotated[float, Meta(ge=0.1, le=86_400, description="0.1 to 86400")]
+WebUrl = Annotated[str, Meta(pattern=URL_PATTERN, description=URL_RULE)]
 SINKS = get_args(SinkName)
 
 
@@ -101,6 +107,34 @@ class TopicSettings:
     attempts_max: Positive = 5
     backoff_ms: Positive = 1_000
     backoff_ms_max: Positive = 600_000
+    webhook: WebUrl = ""
+    webhook_timeout_sec: Annotated[float, Meta(ge=0.1, le=3_600, description="0.1 to 3600")] = 10.0
+    webhook_concurrency: Annotated[int, Meta(ge=1, le=256, description="1 to 256")] = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ApiSettings:
+    """Where the HTTP API listens, who may ask, and how much it takes in."""
+
+    host: Annotated[str, Meta(min_length=1, description="an address of this machine")] = "127.0.0.1"
+    port: Annotated[int, Meta(ge=0, le=65_535, description="0 (any) to 65535")] = 8600
+    unix: str = ""
+    tokens: str = ""
+    hosts: str = ""
+    read_only: bool = False
+    patience_sec: PositiveSec = 5.0
+    wait_for_disk: bool = False
+    rate_per_token: ZeroIsOff = 0
+    batch_lines_max: Annotated[int, Meta(ge=1, le=5_000, description="1 to 5000")] = 5_000
+    batch_bytes_max: Positive = 4 * 1024 * 1024
+    batches_max: Positive = 4
+    waiting_messages_max: Positive = 10_000
+    waiting_bytes_max: Positive = 64 * 1024 * 1024
+    connections_max: Positive = 1_000
+    head_bytes_max: Positive = 16 * 1024
+    head_timeout_sec: PositiveSec = 10.0
+    body_timeout_sec: PositiveSec = 30.0
+    keep_alive_sec: Positive = 15
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,18 +155,26 @@ class Settings:
     topic: Mapping[str, TopicSettings] = field(default_factory=dict)
     # What the user said of topics, by topic or ALL_TOPICS; the namespace may say something else, and then this is refused.
     given: Mapping[str, Mapping[str, Value]] = field(default_factory=dict)
+    api: ApiSettings = field(default_factory=ApiSettings)
     local: LocalSettings = field(default_factory=LocalSettings)
 
     def of_topic(self, topic: str) -> TopicSettings:
-        """Return the settings of a topic: its own, else those of all topics."""
+        """Return the settings of a topic: its own, else those of all. A topic with a webhook goes into its stream in any case."""
         settings = self.topic.get(topic, self.topics)
-        return settings if settings.sink else replace(settings, sink=self.drain.sink)
+        return replace(settings, sink="stream" if settings.webhook else settings.sink or self.drain.sink)
 
 
 ALL_TOPICS = "*"  # in the place of a topic's name
 TOPIC = "topic"  # the section that holds a table for each topic that has settings of its own
 SECTIONS = {name: type_ for name, type_ in get_type_hints(Settings).items() if name not in (TOPIC, "given")}
-PATHS = {("ingest", "checkpoint"), ("ingest", "rejects"), ("ingest", "input"), ("local", "state")}
+PATHS = {
+    ("ingest", "checkpoint"),
+    ("ingest", "rejects"),
+    ("ingest", "input"),
+    ("api", "unix"),
+    ("api", "tokens"),
+    ("local", "state"),
+}
 _HINTS = {section: get_type_hints(type_, include_extras=True) for section, type_ in SECTIONS.items()}
 _NOUNS = {str: "a string", bool: "true or false", int: "a whole number", float: "a number"}
 _UNITS = {"ms": " of milliseconds", "sec": " of seconds", "bytes": " of bytes"}
@@ -149,14 +191,14 @@ def load_settings(
         environ: the process environment; ``REDIS_URL`` and ``DUETIME_<SECTION>_<KEY>`` count.
 
         file: a TOML file; None means that of ``DUETIME_CONFIG``, else ``conf/pipeline.toml`` of this checkout, else
-            ``pipeline.toml`` in the working directory.
+            ``pipeline.toml`` in the working directory, else, for what the wheel has installed, the defaults.
 
     Raises:
         ConfigError: no file, one that can't be read, an unknown key or variable, or a value out of its range.
     """
-    home = ROOT if ROOT.is_dir() else Path.cwd()  # the program may be in an archive
+    home = Path.home() if IS_INSTALLED else ROOT if ROOT.is_dir() else Path.cwd()  # it may be in an archive
     path = _find_file(file, environ)
-    text, from_file = _read_file(path)
+    text, from_file = _read_file(path) if path else ("", {})
     merged: dict[str, dict[str, Any]] = {section: {} for section in (*SECTIONS, *from_file)}
     for section, key in PATHS:
         merged[section][key] = _resolve_path(getattr(SECTIONS[section](), key), home)
@@ -178,7 +220,8 @@ def load_settings(
                 checked = _convert(section, key, value, is_text, origin)
                 merged[section][key] = _resolve_path(checked, base) if (section, key) in PATHS else checked
                 topic = _topic_of(section, key)
-                if topic and checked != "" and (is_text or topic != ALL_TOPICS or checked != _default(section, key)):
+                is_given = is_text or topic != ALL_TOPICS or checked != _default(section, key)
+                if topic and is_given and (checked or key != "sink"):
                     given.setdefault(topic, {})[key] = checked
     sections = {section: type_(**merged[section]) for section, type_ in SECTIONS.items()}
     own = {name: values for section, values in merged.items() if (name := section.removeprefix(f"{TOPIC}.")) != section}
@@ -207,14 +250,6 @@ def check_name(kind: str, name: str) -> str:
     return name
 
 
-def redact_url(url: str) -> str:
-    """Return ``url`` without its passwords, fit for a screen or a log."""
-    scheme, _, rest = url.partition("://")
-    user, at, host = rest.rpartition("@")
-    shown = f"{scheme}://{user.partition(':')[0]}:***@{host}" if at else url
-    return re.sub(r"(?<=password=)[^&]*", "***", shown)
-
-
 def _topic_of(section: str, key: str) -> str:
     """Return whose topic's setting this is, ALL_TOPICS, or "" if it is about something else."""
     if section == "topics" or (section, key) == ("drain", "sink"):
@@ -222,18 +257,19 @@ def _topic_of(section: str, key: str) -> str:
     return section.removeprefix(f"{TOPIC}.") if section.startswith(f"{TOPIC}.") else ""
 
 
-def _default(section: str, key: str) -> Value:
-    value: Value = getattr(SECTIONS[section](), key)
-    return value
+def _default(section: str, key: str) -> Any:
+    return getattr(SECTIONS[section](), key)
 
 
-def _find_file(file: Path | None, environ: Mapping[str, str]) -> Path:
+def _find_file(file: Path | None, environ: Mapping[str, str]) -> Path | None:
     if file or environ.get("DUETIME_CONFIG"):
         return file or Path(environ["DUETIME_CONFIG"])
     places = (ROOT / "conf" / "pipeline.toml", Path.cwd() / "pipeline.toml")  # the second: spark-submit --files
     for place in places:
         if place.exists():
             return place
+    if IS_INSTALLED:
+        return None
     known = " or ".join(map(str, places))
     raise ConfigError(f"There is no configuration file at {known}; name one with --config or DUETIME_CONFIG.")
 
@@ -300,7 +336,8 @@ def _convert(section: str, key: str, value: object, is_text: bool, origin: Calla
             wanted = _NOUNS[kind] + (_UNITS[unit[1]] if unit else "")
         else:
             wanted = hints[key].__metadata__[0].description
-        raise ConfigError(f"{section}.{key} must be {wanted}, but is {value!r}{origin(section, key)}.") from exc
+        shown = redact_url(value) if isinstance(value, str) else value
+        raise ConfigError(f"{section}.{key} must be {wanted}, but is {shown!r}{origin(section, key)}.") from exc
 
 
 def _resolve_path(text: str, base: Path) -> str:

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from pipeline import config
-from pipeline.config import ALL_TOPICS, ROOT, RedisSettings, Settings, load_settings, redact_url
+from pipeline.config import ALL_TOPICS, ROOT, RedisSettings, Settings, convert_topic_setting, load_settings
 from pipeline.core.errors import ConfigError
+from pipeline.core.text import redact_url
 
 
 @pytest.fixture
@@ -35,6 +36,43 @@ def test_a_flag_beats_the_environment_which_beats_the_file(file: Path) -> None:
     environ = {"DUETIME_REDIS_NAMESPACE": "from-env"}
     assert load_settings({}, environ, file).redis.namespace == "from-env"
     assert load_settings({"redis": {"namespace": "from-flag"}}, environ, file).redis.namespace == "from-flag"
+
+
+def test_a_webhook_is_a_url_of_the_web_and_shows_no_password(file: Path) -> None:
+    fit = ("http://h", "https://example.org:8443/a/b?c=%20&d=e", "http://[::1]:80/", "http://a_b/", "")
+    for url in fit:
+        assert convert_topic_setting("webhook", url) == url
+    odd = (
+        "h",
+        "ftp://h/",
+        "file:///etc/passwd",
+        "http://",
+        "http:///a",
+        "http://u:hidden@h/",
+        "http://u@h",
+        "http://h/ a",
+    )
+    odd += (
+        "http://h/\r\nx: y",
+        "http://h/\n",
+        "http://h/#a",
+        "http://é.org/",
+        "http://h:port/",
+        "http://h\\@g/",
+        "HTTP://h",
+    )
+    for url in odd:
+        with pytest.raises(ConfigError, match=r"topics\.webhook must be an http:// or https:// URL") as refused:
+            convert_topic_setting("webhook", url)
+        assert "hidden" not in str(refused.value)
+
+
+def test_a_topic_with_a_webhook_goes_into_its_stream_whatever_its_sink(file: Path) -> None:
+    text = "[drain]\nsink='screen'\n[topics]\nwebhook='http://h/'\n[topic.a]\nsink='screen'\n[topic.b]\nwebhook=''\n"
+    file.write_text(text)
+    settings = load_settings({}, {}, file)
+    assert [settings.of_topic(topic).sink for topic in ("a", "b", "c")] == ["stream", "screen", "stream"]
+    assert settings.given == {"*": {"webhook": "http://h/"}, "a": {"sink": "screen"}, "b": {"webhook": ""}}
 
 
 def test_redis_url_counts_and_the_longer_name_beats_it(file: Path) -> None:

@@ -9,10 +9,9 @@ from typing import TypeVar
 from pipeline.config import TopicSettings
 from pipeline.consume.in_flight import Delivery, InFlight
 from pipeline.consume.leases import KEEP_SHARE, LeaseRenewer
-from pipeline.consume.retries import ABANDONED, FAILED, Outcome, retry_delay_ms
+from pipeline.consume.retries import ABANDONED, FAILED, REFUSED, Outcome, log_outcome, retry_delay_ms
 from pipeline.core.clock import Clock
 from pipeline.core.errors import StoreError
-from pipeline.core.text import span_text, visible
 from pipeline.store.entries import Entry
 from pipeline.store.groups import BEGINNING, END, GroupStore
 from pipeline.store.retry import retry_until_available
@@ -151,15 +150,21 @@ class Consumer:
                 self._active_ms = max(self._active_ms, renewal.asked_ms)
                 self._in_flight.renew(entries, renewal.own, renewal.asked_ms)
 
-    def nack(self, entry: Entry, detail: str = "", counts: bool = True) -> Outcome:
+    def nack(self, entry: Entry, detail: str = "", counts: bool = True, after_ms: float | None = None) -> Outcome:
         """Say that a message could not be handled: it is retried after a while, or becomes a dead letter after the last attempt.
 
         Args:
             detail: why, for the dead letter; its first line is logged.
 
             counts: False if the message is not to blame: then it is retried in any case.
+
+            after_ms: how long it waits until it is retried; None means as long as the settings of its topic say.
         """
-        return self._give_up(entry, FAILED, detail, counts)
+        return self._give_up(entry, FAILED, detail, counts, after_ms)
+
+    def refuse(self, entry: Entry, detail: str = "") -> Outcome:
+        """Say that a message can never be handled: it becomes a dead letter now, with the reason ``refused``."""
+        return self._give_up(entry, REFUSED, detail, counts=True)
 
     def give_back(self, *entries: Entry) -> None:
         """Let others have messages at once, as if they had not been delivered."""
@@ -326,29 +331,24 @@ class Consumer:
         self._in_flight.forget(entries)
         return done
 
-    def _give_up(self, entry: Entry, reason: str, detail: str, counts: bool) -> Outcome:
+    def _give_up(self, entry: Entry, reason: str, detail: str, counts: bool, after_ms: float | None = None) -> Outcome:
         since_ms = self._in_flight.since_ms([entry])
         self._in_flight.forget([entry])
         now_ms = self._retrying(self.store.now_ms)
-        is_dead = counts and entry.attempt >= self.settings.attempts_max
-        delay_ms = retry_delay_ms(entry.attempt, self.settings, self.random)
+        is_dead = reason == REFUSED or (counts and entry.attempt >= self.settings.attempts_max)
+        delay_ms = retry_delay_ms(entry.attempt, self.settings, self.random) if after_ms is None else round(after_ms)
 
         def call() -> bool:
             if is_dead:
                 return self.store.dead_letter(entry, reason, detail, now_ms)
             return self.store.schedule_retry(entry, now_ms + delay_ms, entry.attempt + counts)
 
-        why = f": {visible(detail.partition(chr(10))[0])}" if detail else ""
+        outcome = Outcome.DEAD if is_dead else Outcome.RETRY
         if not self._surely(call, True, since_ms):
             self.late_acks += 1
-            log.warning("message %s %s, after its lease, so it is redelivered%s", entry.id, reason, why)
-            return Outcome.LEASE_LOST
-        if is_dead:
-            log.warning("message %s is a dead letter after %d attempts%s", entry.id, entry.attempt, why)
-            return Outcome.DEAD
-        of = f"attempt {entry.attempt} of {self.settings.attempts_max}"
-        log.warning("message %s %s (%s), next try in %s%s", entry.id, reason, of, span_text(delay_ms), why)
-        return Outcome.RETRY
+            outcome = Outcome.LEASE_LOST
+        log_outcome(outcome, entry, reason, detail, self.settings.attempts_max, delay_ms)
+        return outcome
 
     def _surely(self, call: Callable[[], T], done: T, since_ms: float) -> T:
         """Make a call that can be made once until there is an answer; ``done`` if it was done by one whose reply was lost."""

@@ -1,11 +1,13 @@
 """Handling messages with a function: a message is retried when it raises, and a target that is down is left in peace."""
 
 import logging
+import threading
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from pipeline.consume.consumer import Consumer
+from pipeline.core.due import DELAY_SEC_MAX
 from pipeline.core.errors import StoreUnavailable
 from pipeline.store.entries import Entry
 
@@ -19,79 +21,200 @@ FIRST_LINE_CHARACTERS_MAX = 200
 log = logging.getLogger(__name__)
 
 
+class Refused(Exception):
+    """Raised by a handler: the message can never be handled, so it becomes a dead letter at once, with the reason ``refused``."""
+
+
+class RetryLater(Exception):
+    """Raised by a handler: the message failed, as if anything else was raised, but the handler says when it is retried.
+
+    Args:
+        after_sec: how long it waits, 0 to 366 days; None means as long as the settings of its topic say.
+
+        detail: why, for the log and the dead letter.
+    Raises:
+        ValueError: ``after_sec`` is out of its range.
+    """
+
+    def __init__(self, after_sec: float | None, detail: str = "") -> None:
+        super().__init__(detail)
+        self.after_sec = after_sec if after_sec is None else _checked(after_sec)
+
+
 class TargetDown(Exception):
-    """Raised by a handler: the message is not to blame, its target does not work."""
+    """Raised by a handler: the message is not to blame, its target does not work.
+
+    Args:
+        detail: why, for the log.
+
+        after_sec: how long nothing is tried, 0 to 366 days, if the target said so.
+    Raises:
+        ValueError: ``after_sec`` is out of its range.
+    """
+
+    def __init__(self, detail: str = "", after_sec: float | None = None) -> None:
+        super().__init__(detail)
+        self.after_sec = after_sec if after_sec is None else _checked(after_sec)
 
 
 @dataclass(slots=True)
 class Breaker:
     """Knows whether a target is down: after failures of several different messages in a row, until one is handled.
 
-    ``pause_ms`` is how long to leave it in peace, 0 while it works.
+    While it is down, one message at a time is tried, after pauses that grow. The consumers of several threads may share one, so
+    that a target that goes down fails no more messages of theirs than of a single consumer. All times are milliseconds on the
+    monotonic clock.
     """
 
-    pause_ms: float = 0.0
-    _failed: set[str] = field(default_factory=set)
+    _pause_ms: float = 0.0  # between two tries; 0 while the target works
+    _paused_ms: float = 0.0  # when the pause began
+    _until_ms: float = 0.0
+    _is_tried: bool = False  # whether a message is tried now, though the target is down
     _down_since_ms: float = 0.0
+    _failed: set[str] = field(default_factory=set)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def count_failure(self, entry: Entry, is_certain: bool, now_ms: float) -> bool:
-        """Take note of a failure at a time on the monotonic clock; returns whether the message is to blame."""
-        self._failed.add(entry.id)
-        if not self.pause_ms and (is_certain or len(self._failed) > FAILURES_MAX):
-            self._down_since_ms = now_ms
-            self.pause_ms = PAUSE_MS_FIRST
-        elif self.pause_ms:
-            self.pause_ms = min(PAUSE_MS_MAX, self.pause_ms * 2)
-        return not self.pause_ms or now_ms - self._down_since_ms > DOWN_MS_MAX
+    @property
+    def is_down(self) -> bool:
+        """Whether the target seems to be down."""
+        return self._pause_ms > 0
 
-    def count_success(self) -> None:
-        """Take note that the target works."""
-        self._failed.clear()
-        self.pause_ms = 0.0
+    def wait_ms(self, now_ms: float) -> float:
+        """Return how long to leave the target in peace; 0 means that a message may be tried."""
+        with self._lock:
+            return self._wait_ms(now_ms)
+
+    def begin(self, now_ms: float) -> bool:
+        """Say whether a message may be tried now; then its failure or success must be counted."""
+        with self._lock:
+            if self._wait_ms(now_ms) > 0:
+                return False
+            self._is_tried = self._pause_ms > 0
+            return True
+
+    def count_failure(self, entry: Entry, exc: Exception, began_ms: float, now_ms: float) -> bool:
+        """Take note of what was raised for a message that was tried at ``began_ms``; returns whether the message is to blame."""
+        with self._lock:
+            self._failed.add(entry.id)
+            if not self._pause_ms:
+                if not isinstance(exc, TargetDown) and len(self._failed) <= FAILURES_MAX:
+                    return True
+                self._down_since_ms = now_ms
+                self._pause(PAUSE_MS_FIRST, now_ms)
+                log.warning(
+                    "the target seems to be down (%s); trying again with one message of topic %s at a time",
+                    *(_first_line(exc), entry.topic),
+                )
+            elif began_ms >= self._paused_ms:  # what was tried before tells nothing new
+                self._pause(min(PAUSE_MS_MAX, self._pause_ms * 2), now_ms)
+            if isinstance(exc, TargetDown) and exc.after_sec is not None:
+                self._until_ms = max(self._until_ms, now_ms + exc.after_sec * 1000)
+            return now_ms - self._down_since_ms > DOWN_MS_MAX
+
+    def count_success(self, entry: Entry, began_ms: float) -> None:
+        """Take note that the target works, as it did with a message that was tried at ``began_ms``."""
+        with self._lock:
+            if self._pause_ms:
+                if began_ms < self._paused_ms:  # it has failed, or asked for a pause, since
+                    return
+                log.warning("the target works again (topic %s)", entry.topic)
+            self._failed.clear()
+            self._pause_ms, self._is_tried = 0.0, False
+
+    def _pause(self, pause_ms: float, now_ms: float) -> None:
+        self._pause_ms, self._paused_ms, self._is_tried = pause_ms, now_ms, False
+        self._until_ms = now_ms + pause_ms
+
+    def _wait_ms(self, now_ms: float) -> float:
+        if not self._pause_ms:
+            return 0.0
+        return PAUSE_MS_FIRST if self._is_tried else max(0.0, self._until_ms - now_ms)
 
 
-def run(consumer: Consumer, handler: Callable[[Entry], object]) -> None:
+def run(consumer: Consumer, handler: Callable[[Entry], object], breaker: Breaker | None = None) -> None:
     """Call ``handler`` for each message and acknowledge it, until the consumer stops or is closed.
 
     While the handler works, the leases of its message and of those that wait behind it are renewed, for ``handler_timeout_sec`` at
-    most. What the handler raises never ends this: the message is retried, as ``Consumer.nack`` says. When more than
-    ``FAILURES_MAX`` different messages failed in a row, or the handler raises ``TargetDown``, the target is taken for down:
-    then one message at a time is tried, with growing pauses, and for the first hour that costs it no attempt.
+    most. What the handler raises never ends this: the message is retried, as ``Consumer.nack`` says. ``RetryLater`` says when, and
+    ``Refused`` that it is not retried. When more than ``FAILURES_MAX`` different messages failed in a row, or the handler raises
+    ``TargetDown``, the target is taken for down: then one message at a time is tried, with growing pauses, and for the first hour
+    that costs it no attempt.
+
+    Args:
+        breaker: shared with the consumers of other threads that have the same target.
 
     Raises:
         PipelineError: what the consumer raises of ours.
     """
+    breaker, limit = breaker or Breaker(), consumer.limit
     try:
-        _run(consumer, handler)
+        for entry in consumer:
+            _handle(consumer, handler, entry, breaker)
+            consumer.limit = 1 if breaker.is_down else limit
+            if wait_ms := breaker.wait_ms(consumer.clock.monotonic_ms()):
+                consumer.pause(wait_ms)
     except StoreUnavailable as exc:
         if not consumer.stopping():
             raise
         log.warning("stopped while Redis does not answer, so what is in flight is redelivered after its lease: %s", exc)
 
 
-def _run(consumer: Consumer, handler: Callable[[Entry], object]) -> None:
-    breaker, limit = Breaker(), consumer.limit
-    for entry in consumer:
-        try:
-            with consumer.renewing():
+def _handle(consumer: Consumer, handler: Callable[[Entry], object], entry: Entry, breaker: Breaker) -> None:
+    began_ms = None
+    try:
+        with consumer.renewing():
+            began_ms = _begin(consumer, breaker)
+            if began_ms is not None:
                 handler(entry)
-        except Exception as exc:
-            log.debug("the handler raised", exc_info=True)
-            first_line = f"{type(exc).__name__}: {str(exc).partition(chr(10))[0]}"[:FIRST_LINE_CHARACTERS_MAX]
-            worked = not breaker.pause_ms
-            is_to_blame = breaker.count_failure(entry, isinstance(exc, TargetDown), consumer.clock.monotonic_ms())
-            consumer.nack(entry, f"{first_line}\n{_short_traceback(exc)}", counts=is_to_blame)
-            if breaker.pause_ms:
-                if worked:
-                    log.warning("the target seems to be down (%s); trying again with one message at a time", first_line)
-                consumer.limit = 1
-                consumer.pause(breaker.pause_ms)
+    except Refused as exc:
+        breaker.count_success(entry, began_ms or 0.0)  # whoever refuses works
+        consumer.refuse(entry, _said(exc))
+    except Exception as exc:
+        log.debug("the handler raised", exc_info=True)
+        now_ms = consumer.clock.monotonic_ms()
+        is_to_blame = breaker.count_failure(entry, exc, now_ms if began_ms is None else began_ms, now_ms)
+        if isinstance(exc, RetryLater | TargetDown):
+            after_ms = None if exc.after_sec is None else exc.after_sec * 1000
+            consumer.nack(entry, _said(exc), counts=is_to_blame, after_ms=after_ms)
         else:
-            if breaker.pause_ms:
-                log.warning("the target works again")
-                consumer.limit = limit
-            breaker.count_success()
+            consumer.nack(entry, f"{_first_line(exc)}\n{_short_traceback(exc)}", counts=is_to_blame)
+    else:
+        if began_ms is None:
+            consumer.give_back(entry)
+        else:
+            breaker.count_success(entry, began_ms)
             consumer.ack(entry)
+
+
+def _begin(consumer: Consumer, breaker: Breaker) -> float | None:
+    """Hold a message while another thread has found that the target is down.
+
+    Returns:
+        When it may be tried, on the monotonic clock; None if the consumer stops first, or can't hold it any longer.
+    """
+    first_ms = now_ms = consumer.clock.monotonic_ms()
+    while not breaker.begin(now_ms):
+        timeout_ms = consumer.settings.handler_timeout_sec * 1000  # then its lease is not renewed any more
+        if consumer.stopping() or 0 < timeout_ms < 2 * (now_ms - first_ms):
+            return None
+        consumer.wait(min(PAUSE_MS_FIRST, breaker.wait_ms(now_ms)))
+        now_ms = consumer.clock.monotonic_ms()
+    return now_ms
+
+
+def _checked(after_sec: float) -> float:
+    if not 0 <= after_sec <= DELAY_SEC_MAX:
+        raise ValueError(f"after_sec must be 0 to {DELAY_SEC_MAX}, but is {after_sec!r}.")
+    return after_sec
+
+
+def _first_line(exc: Exception) -> str:
+    return f"{type(exc).__name__}: {str(exc).partition(chr(10))[0]}"[:FIRST_LINE_CHARACTERS_MAX]
+
+
+def _said(exc: Exception) -> str:
+    """Return what a handler said on purpose, which needs no traceback."""
+    return str(exc)[:DETAIL_CHARACTERS_MAX] or type(exc).__name__
 
 
 def _short_traceback(exc: Exception) -> str:

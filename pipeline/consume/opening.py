@@ -25,6 +25,7 @@ from pipeline.store.connection import connect
 from pipeline.store.groups import BEGINNING, NEW, GroupStore
 from pipeline.store.keys import keys_of
 from pipeline.store.namespace import adopt_topic_settings, open_namespace
+from pipeline.store.scripts import Scripts
 
 _ENTRY_ID = re.compile(r"[0-9]{1,16}-[0-9]{1,20}")
 BLOCK_MS = 1_000  # that a read waits for a message; it must end before the wait for its reply does
@@ -58,28 +59,61 @@ def open_consumer(
             old or drops keys when it is full.
         StoreUnavailable: no answer.
     """
-    settings = load_settings({}, os.environ)
     with ExitStack() as stack:
-        redis_settings = settings.redis
-        if not redis_settings.url:
-            redis_settings = replace(redis_settings, url=stack.enter_context(_running_private_server(settings)))
-        client = connect(redis_settings)
+        client, settings = stack.enter_context(open_client(load_settings({}, os.environ)))
+        stop = stack.enter_context(stop_on_signals(handle_signals))
+        opened = join_group(client, settings, topic, group, consumer, start, ordered, stop)
+        opened.on_close = stack.pop_all().close
+        return opened
+
+
+@contextmanager
+def stop_on_signals(handle_signals: bool = True) -> Iterator[Stop]:
+    """Give a stop that SIGTERM and Ctrl-C request meanwhile, if this is the main thread."""
+    stop = Stop()
+    if handle_signals and threading.current_thread() is threading.main_thread():
+        stop.install()
+    try:
+        yield stop
+    finally:
+        stop.restore()
+
+
+@contextmanager
+def open_client(settings: Settings) -> Iterator[tuple[Any, Settings]]:
+    """Connect a program to a namespace, and keep the private server up meanwhile, if it is that one; see ``open_consumer``."""
+    with ExitStack() as stack:
+        if not settings.redis.url:
+            url = stack.enter_context(_running_private_server(settings))
+            settings = replace(settings, redis=replace(settings.redis, url=url))
+        client = connect(settings.redis)
         stack.callback(client.close)
-        store = new_store(client, settings, topic, group, consumer)
-        check_server(client, redis_settings, SystemClock())  # its warnings are for the jobs that store and deliver
-        open_namespace(client, redis_settings, may_create=True)
-        settings = adopt_topic_settings(client, settings)
-        store.register(parse_start(start), ordered)
-        options: dict[str, Any] = {}
-        if handle_signals and threading.current_thread() is threading.main_thread():
-            stop = Stop()
-            stop.install()
-            stack.callback(stop.restore)
-            options = stoppable(stop)
-        return new_consumer(store, settings, on_close=stack.pop_all().close, **options)
+        check_server(client, settings.redis, SystemClock())  # its warnings are for the jobs that store and deliver
+        open_namespace(client, settings.redis, may_create=True)
+        yield client, settings
 
 
-def new_store(client: Any, settings: Settings, topic: str, group: str, consumer: str) -> GroupStore:
+def join_group(
+    client: Any,
+    settings: Settings,
+    topic: str,
+    group: str,
+    consumer: str,
+    start: str,
+    ordered: bool | None,
+    stop: Stop,
+    scripts: Scripts | None = None,
+) -> Consumer:
+    """Return a consumer on a connection that its caller closes later; see ``open_consumer``."""
+    store = new_store(client, settings, topic, group, consumer, scripts)
+    settings = adopt_topic_settings(client, settings)
+    store.register(parse_start(start), ordered)
+    return new_consumer(store, settings, **stoppable(stop))
+
+
+def new_store(
+    client: Any, settings: Settings, topic: str, group: str, consumer: str, scripts: Scripts | None = None
+) -> GroupStore:
     """Return the store of a consumer, its names checked.
 
     Raises:
@@ -91,6 +125,7 @@ def new_store(client: Any, settings: Settings, topic: str, group: str, consumer:
         check_name("topic", topic),
         check_name("group", group),
         check_name("consumer", consumer or _own_name()),
+        scripts,
     )
 
 
@@ -114,11 +149,14 @@ def new_consumer(store: GroupStore, settings: Settings, **options: Any) -> Consu
 
 
 def stoppable(stop: Stop) -> dict[str, Any]:
-    """Return the options of a consumer that ends when a stop is requested."""
+    """Return the options of a consumer that ends when a stop is requested.
+
+    A signal ends a wait of the main thread at once. Other threads look at the stop each second.
+    """
     return {
         "stopping": stop,
         "interruptible": stop.interrupting,
-        "wait": lambda ms: stop.interrupting(lambda: _pause(ms)),
+        "wait": lambda ms: stop.interrupting(lambda: _pause(min(ms, BLOCK_MS))),
     }
 
 
@@ -152,8 +190,8 @@ def _running_private_server(settings: Settings) -> Iterator[str]:
     try:
         if not serves(server.socket):
             raise ConfigError(
-                f"No Redis server is named, and the private one of this checkout ({server.url}) does not run: start "
-                "./spark-submit.sh, or set REDIS_URL."
+                f"No Redis server is named, and the private one ({server.url}) does not run: start ./spark-submit.sh in the "
+                "checkout, or set REDIS_URL."
             )
         server.acquire()
         yield server.url

@@ -1,12 +1,18 @@
 """What becomes of a message that could not be handled, and when it is retried."""
 
+import logging
 from collections.abc import Callable
 from enum import StrEnum
 
 from pipeline.config import TopicSettings
+from pipeline.core.text import span_text, visible
+from pipeline.store.entries import Entry
 
-FAILED, ABANDONED = "failed", "abandoned"  # why a message is a dead letter; claim.lua has others: expired, dropped
+# Why a message is a dead letter; claim.lua has others: expired, dropped.
+FAILED, ABANDONED, REFUSED = "failed", "abandoned", "refused"
 JITTER = 0.25  # of the wait, up or down, so that what failed together is not retried together
+
+log = logging.getLogger(__name__)
 
 
 class Outcome(StrEnum):
@@ -28,3 +34,17 @@ def retry_delay_ms(attempt: int, settings: TopicSettings, random: Callable[[], f
     middle: int = min(settings.backoff_ms_max, settings.backoff_ms * 2 ** min(attempt - 1, 32))
     shortest, longest = middle * (1 - JITTER), min(settings.backoff_ms_max, middle * (1 + JITTER))
     return round(shortest + (longest - shortest) * random())
+
+
+def log_outcome(outcome: Outcome, entry: Entry, reason: str, detail: str, attempts_max: int, delay_ms: int) -> None:
+    """Tell what became of a message, with the first line of why."""
+    why = f": {visible(detail.partition(chr(10))[0])}" if detail else ""
+    if outcome == Outcome.LEASE_LOST:
+        log.warning("message %s %s, after its lease, so it is redelivered%s", entry.id, reason, why)
+    elif outcome == Outcome.DEAD and reason == REFUSED:
+        log.warning("message %s is a dead letter: it was refused at attempt %d%s", entry.id, entry.attempt, why)
+    elif outcome == Outcome.DEAD:
+        log.warning("message %s is a dead letter after %d attempts%s", entry.id, entry.attempt, why)
+    else:
+        of = f"attempt {entry.attempt} of {attempts_max}"
+        log.warning("message %s %s (%s), next try in %s%s", entry.id, reason, of, span_text(delay_ms), why)

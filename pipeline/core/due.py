@@ -25,7 +25,7 @@ EPOCH_MS_PATTERN: Final = r"0|[1-9][0-9]*"
 
 _LOCAL_TIME: Final = re.compile(LOCAL_TIME_PATTERN)
 _ZONED_TIME: Final = re.compile(ZONED_TIME_PATTERN)
-_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _NO_OFFSET: Final = timedelta()
 _OFFSET_MAX: Final = timedelta(hours=18)  # as in java.time.ZoneOffset; real offsets lie within 14 hours
 _MICROSECOND: Final = timedelta(microseconds=1)
@@ -46,6 +46,8 @@ def delay_ms_of_number(literal: str) -> int | None:
     Returns:
         The delay in ms, or None if it is outside 0..366 days.
     """
+    if literal.isascii() and literal.isdigit() and len(literal) <= len(str(DELAY_SEC_MAX)):  # the usual ones
+        return int(literal) * 1_000 if int(literal) <= DELAY_SEC_MAX else None
     as_float = float(literal)
     if not 0 <= as_float <= DELAY_SEC_MAX:
         return None
@@ -74,9 +76,19 @@ def due_ms_of_text(text: str) -> int | None:
         return None
     if abs(moment.utcoffset() or _NO_OFFSET) > _OFFSET_MAX:
         return None
-    micros = (moment - _EPOCH) // _MICROSECOND
+    return due_ms_of_time(moment)
+
+
+def due_ms_of_time(moment: datetime) -> int:
+    """Turn a time with a zone into due_ms, rounded up to the ms."""
+    micros = (moment - EPOCH) // _MICROSECOND
     # Before 1970 stays before 1970, even by a microsecond, which rounding up would turn into 0.
     return -1 if -1_000 < micros < 0 else _ms_rounded_up(micros)
+
+
+def time_of_ms(epoch_ms: int) -> datetime:
+    """Return a time in UTC; one before 1970 or after 9999, which another program may have written, becomes the first or last."""
+    return EPOCH + timedelta(milliseconds=min(max(epoch_ms, 0), DUE_MS_MAX))
 
 
 def _exact_decimal(literal: str) -> Decimal | None:

@@ -4,12 +4,14 @@
     ├── ConfigError             wrong use or configuration: tell the user, exit 2
     ├── StoreError
     │   ├── StoreUnavailable    the server did not answer, or not yet: wait and try the same call again
+    │   │   └── StoreFull       its memory is full: nothing of the call was done
     │   └── StoreProtocolError  the server answered something we don't know: stop, the state may be another program's
+    ├── RequestRefused          a program's request breaks a rule: correct it
     ├── SinkClosed              the reader is gone: give the claims back, exit 1
     └── SourceError             the input can't be read now: say so, try again or exit 1
 
-Bad user data is a ``Rejection`` value and a lost lease is a result; neither is an error. The text of each error is one sentence
-that says what to do.
+A line of bad data is a ``Rejection`` value and a lost lease is a result; neither is an error. The text of each error is one
+sentence that says what to do.
 """
 
 
@@ -29,8 +31,26 @@ class StoreUnavailable(StoreError):
     """The server did not answer; whether it executed the call is unknown."""
 
 
+class StoreFull(StoreUnavailable):
+    """The server's memory is full: it refused the call, and delivers until there is room again."""
+
+
 class StoreProtocolError(StoreError):
     """The server gave an answer that this version doesn't know."""
+
+
+class RequestRefused(PipelineError, ValueError):
+    """A request breaks a rule; nothing of it is stored.
+
+    Args:
+        reason: the code that the rejects of files have.
+
+        detail: one sentence.
+    """
+
+    def __init__(self, reason: str, detail: str) -> None:
+        super().__init__(detail)
+        self.reason, self.detail = reason, detail
 
 
 class SinkClosed(PipelineError):

@@ -14,13 +14,15 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from datetime import datetime
 from enum import StrEnum
 from typing import Any, Final, Self
 
+from pipeline.core.due import time_of_ms
 from pipeline.core.ids import LINE_NO_LENGTH, MESSAGE_ID_LENGTH, TOKEN_LENGTH, message_id_of_entry
 
 DEFAULT_TOPIC: Final = "default"
-REQUEST_FIELDS: Final = ("message", "delay_sec", "countdown", "due", "id", "topic", "headers")
+REQUEST_FIELDS: Final = ("message", "delay_sec", "countdown", "due", "id", "topic", "headers", "cancel", "replace")
 FORM_PLAIN: Final = "m"
 FORM_JSON: Final = "j"
 FORM_RESCHEDULED: Final = "r"
@@ -66,6 +68,8 @@ class Reason(StrEnum):
     BAD_ID = "bad_id"
     BAD_TOPIC = "bad_topic"
     BAD_HEADERS = "bad_headers"
+    CANCEL_NOT_ALONE = "cancel_not_alone"
+    REPLACE_WITHOUT_ID = "replace_without_id"
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +107,11 @@ class Message:
     message_id: str = ""
     attempt: int = 1
     group: str = ""
+
+    @property
+    def due(self) -> datetime:
+        """``due_ms`` as a time in UTC."""
+        return time_of_ms(self.due_ms)
 
     def to_member(self, message_id: str = "", is_rescheduled: bool = False) -> bytes:
         """Write it as the member that is scheduled; equal messages give equal bytes.
@@ -162,13 +171,21 @@ class Message:
             raise ValueError(f"The rest of member {message_id} has the unknown form {form!r}, not m, j or r.")
         fields = _read_json(message_id, rest, _JSON_FIELDS if form == FORM_JSON else _RESCHEDULED_FIELDS)
         if form == FORM_RESCHEDULED:
-            due_ms, attempt = (
-                _number_in(message_id, fields, "due_ms", ""),
-                _number_in(message_id, fields, "attempt", attempt),
-            )
+            due_ms = _number_in(message_id, fields, "due_ms", "")
+            attempt = _number_in(message_id, fields, "attempt", attempt)
         topic, group = fields.get("topic", DEFAULT_TOPIC), fields.get("group", "")
         key, headers = fields.get("id", message_id), fields.get("headers", {})
         return cls(due_ms, fields["message"], topic, key, headers, message_id, attempt, group)
+
+    @classmethod
+    def read_member(cls, member: bytes, due_ms: int, attempt: int = 1) -> Self:
+        """Read a scheduled message; one that is not in our format, say from a ZADD by hand, is taken as it stands."""
+        try:
+            return cls.from_member(member, due_ms, attempt)
+        except ValueError:
+            text = member.decode("utf-8", "replace")
+            message_id = text[:MESSAGE_ID_LENGTH]
+            return cls(due_ms, text, id=message_id, message_id=message_id, attempt=attempt)
 
     def to_record(self) -> dict[str, Any]:
         """Return what users see of it, under the names of the request."""
@@ -211,6 +228,28 @@ class Message:
             "group": texts.get("group", ""),
         }
         return cls(**read | known)
+
+
+@dataclass(frozen=True, slots=True)
+class Replacement:
+    """A request that takes the place of the message that waits with the same idempotency key, or is the first with it."""
+
+    message: Message
+
+    @property
+    def key(self) -> str:
+        """Return its idempotency key."""
+        return self.message.id
+
+
+@dataclass(frozen=True, slots=True)
+class Cancellation:
+    """A request that no message with this idempotency key be delivered, neither one that waits nor one that comes later."""
+
+    key: str
+
+
+Change = Replacement | Cancellation
 
 
 def has_lone_surrogate(text: str) -> bool:

@@ -2,12 +2,12 @@
 
 import re
 import unicodedata
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from functools import lru_cache
 
-from pipeline.core.due import DUE_MS_MAX
+from pipeline import IS_INSTALLED
+from pipeline.core.due import DUE_MS_MAX, EPOCH
 
-EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 CALENDAR_FIRST_MS, CALENDAR_LAST_MS = -62_135_596_800_000, DUE_MS_MAX  # years 1 to 9999, what datetime knows
 # A text is one line and can't drive the terminal: control, format (bidi, zero width), surrogate, and line separators.
 UNSAFE_CATEGORIES = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
@@ -32,6 +32,12 @@ def _visible_character(character: str) -> str:
     return character.encode("unicode_escape").decode("ascii")
 
 
+def command_text(job: str, arguments: str = "") -> str:
+    """Return how users call a job: from a checkout, or as the command that the wheel installs."""
+    command = f"duetime {job}" if IS_INSTALLED else f"./spark-submit.sh jobs/{job}.py"
+    return f"{command} {arguments}".rstrip()
+
+
 def utc_text(epoch_ms: int) -> str:
     """Return ``2026-11-20 12:00:01Z``, cut to the second; a time that no calendar has becomes the first or last one."""
     return _second_text(min(max(epoch_ms, CALENDAR_FIRST_MS), CALENDAR_LAST_MS) // 1000)
@@ -45,6 +51,11 @@ def _second_text(epoch_sec: int) -> str:
 def count_text(number: int, noun: str, plural: str = "") -> str:
     """Return ``1 message`` or ``2,000 messages``; the plural is the noun with an s unless it is given."""
     return f"{number:,} {noun if number == 1 else plural or f'{noun}s'}"
+
+
+def nonzero_text(**counts: int) -> str:
+    """Return ``, 3 cancelled, 1 late``: what is not 0, to go on with a list of counts."""
+    return "".join(f", {count:,} {name}" for name, count in counts.items() if count)
 
 
 def span_text(ms: float) -> str:
@@ -77,3 +88,11 @@ def age_text(ms: float) -> str:
     if seconds < 172_800:
         return f"{int(seconds // 3_600)} h"
     return f"{int(seconds // 86_400):,} d"
+
+
+def redact_url(url: str) -> str:
+    """Return ``url`` without its passwords, fit for a screen or a log."""
+    scheme, _, rest = url.partition("://")
+    user, at, host = rest.rpartition("@")
+    shown = f"{scheme}://{user.partition(':')[0]}:***@{host}" if at else url
+    return re.sub(r"(?<=password=)[^&]*", "***", shown)

@@ -7,10 +7,9 @@ from typing import Protocol, TypeVar
 
 from pipeline.core.clock import Clock
 from pipeline.core.errors import SinkClosed, StoreError, StoreUnavailable
-from pipeline.core.ids import MESSAGE_ID_LENGTH
 from pipeline.core.messages import Message
 from pipeline.sinks.base import Sink
-from pipeline.store.base import Claim, ClaimedMessage, ClaimReply, DrainStore
+from pipeline.store.base import Claim, ClaimReply, DrainStore
 
 log = logging.getLogger(__name__)
 
@@ -99,7 +98,7 @@ def run_tick(
     if claim is None:
         return Tick(reply, question.asked_ms)
     lease = _Lease(clock, question.asked_ms, claim.lease_until_ms - reply.now_ms)
-    deliveries = [_message(claimed) for claimed in claim.messages]
+    deliveries = [Message.read_member(each.member, each.due_ms, each.attempt) for each in claim.messages]
     try:
         delivered = sink.deliver(deliveries, lease.is_running, lambda: lease.is_running() and not stopping())
     except SinkClosed as exc:
@@ -170,13 +169,3 @@ def _give_back(store: DrainStore, claim: Claim, delivered: int) -> None:
         store.release(claim, delivered)
     except StoreError:
         pass  # the sink's error is the one to report; the lease gives the messages back
-
-
-def _message(claimed: ClaimedMessage) -> Message:
-    """Read a member; one that is not in our format, say from a hand-made ZADD, is delivered as it stands."""
-    try:
-        return Message.from_member(claimed.member, claimed.due_ms, claimed.attempt)
-    except ValueError:
-        text = claimed.member.decode("utf-8", "replace")
-        message_id = text[:MESSAGE_ID_LENGTH]
-        return Message(claimed.due_ms, text, id=message_id, message_id=message_id, attempt=claimed.attempt)

@@ -1,29 +1,27 @@
 """From the bytes of a landing file to its messages: the rules of ``core/validation.py`` at millions of lines.
 
 ``validate_line`` is the reference and judges whatever is unusual. Two faster forms come first: lines that are no more than a
-message and a number are read all at once (``plain_lines.py``), and for the other usual ones msgspec decodes JSON straight into a
-typed struct and refuses by itself unknown fields, wrong types, trailing text, NaN and bad UTF-8. What it would let pass, a name
-that is there twice, shows in the number of quotes. A line that neither takes is not refused: it goes to the reference. So they may
-be narrow and must never accept more; a table and property tests hold that.
+message and a number are read all at once (``plain_lines.py``), and the other usual ones one by one (``usual_lines.py``). A line
+that neither takes is not refused: it goes to the reference. So they may be narrow and must never accept more; a table and property
+tests hold that.
 
 Guarantee: the same file gives the same messages with the same ids and due times, whenever and however often it is parsed.
 """
 
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Final
 
-import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipeline.core.due import DELAY_SEC_MAX, DUE_MS_MAX, EPOCH_MS_MIN, due_ms_of_text
 from pipeline.core.ids import LINE_NO_MAX
-from pipeline.core.messages import DEFAULT_TOPIC, FORM_PLAIN, Message, Reason, Rejection
-from pipeline.core.validation import ID_PATTERN, TOPIC_PATTERN, Kind, validate_line
-from pipeline.ingest.plain_lines import NO_PLAIN_LINES, PLAIN_LINE_BYTES_MAX, Ints, Lines, read_plain_lines
+from pipeline.core.messages import FORM_PLAIN, Change, Message, Reason, Rejection, Replacement
+from pipeline.core.validation import Kind, validate_line
+from pipeline.ingest.plain_lines import NO_PLAIN_LINES, Ints, Lines, read_plain_lines
+from pipeline.ingest.usual_lines import fast_request
 
 # A file is parsed and stored in parts of about so many bytes, cut at line ends, which bounds what a task holds of it. The
 # cuts name the markers of the parts, so the number must never change.
@@ -32,26 +30,7 @@ PLAIN_FROM_LINES: Final = 100  # so many take as long one by one as at once
 
 _BOM: Final = b"\xef\xbb\xbf"
 _STAMP: Final = re.compile(rb"([0-9]{1,15})\t")
-_ESCAPE: Final = re.compile(rb"\\.", re.DOTALL)
-_IS_ID: Final = re.compile(ID_PATTERN).fullmatch
-_IS_TOPIC: Final = re.compile(TOPIC_PATTERN).fullmatch
-_ABSENT: Final = msgspec.UNSET
 _HEX_DIGITS: Final = np.frombuffer(b"0123456789abcdef", np.uint8)
-
-
-class _Fields(msgspec.Struct, forbid_unknown_fields=True, gc=False):
-    """The fields of a request as JSON types; null is none of them. An empty id or topic is told from none by its quotes."""
-
-    message: str
-    delay_sec: int | float | msgspec.UnsetType = _ABSENT
-    countdown: int | float | msgspec.UnsetType = _ABSENT
-    due: int | str | msgspec.UnsetType = _ABSENT
-    id: str = ""
-    topic: str = ""
-    headers: dict[str, str] | msgspec.UnsetType = _ABSENT
-
-
-_decode: Final = msgspec.json.Decoder(_Fields).decode
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +58,8 @@ class RejectedLine:
 class ParsedPart:
     """The messages of one part of a file: ``line_nos``, ``due_ms`` and ``members`` run in parallel, in no order.
 
-    ``part_id`` names what is stored of this part; ``idempotency_keys`` are by index into the three.
+    ``part_id`` names what is stored of this part; ``idempotency_keys`` are by index into the three. ``changes`` are the lines that
+    cancel or replace; each replacement has its message id.
     """
 
     part_id: str
@@ -90,6 +70,7 @@ class ParsedPart:
     rejected: list[RejectedLine]
     lines: int
     blank: int
+    changes: Sequence[Change] = ()
 
 
 def parse_file(file: FileText) -> Iterator[ParsedPart]:
@@ -140,6 +121,7 @@ def _parse_part(part_id: str, file: FileText, header: str, lines: Lines, first_l
         rejected=others.rejected,
         lines=len(lines),
         blank=others.blank,
+        changes=others.changes,
     )
 
 
@@ -160,6 +142,7 @@ class _OneByOne:
         self.members: list[bytes] = []
         self.idempotency_keys: dict[int, str] = {}
         self.rejected: list[RejectedLine] = []
+        self.changes: list[Change] = []
         self.blank = 0
         self._file = file
         self._token, self._arrival_ms, self._has_stamps = file.token, file.arrival_ms, file.kind == "sock"
@@ -179,14 +162,25 @@ class _OneByOne:
             if isinstance(judged, Rejection):
                 self.rejected.append(RejectedLine(line_no, line.decode(errors="replace"), judged))
                 return
+            if not isinstance(judged, Message):
+                self.changes.append(self._with_message_id(judged, line_no))
+                return
             request = judged
         if request.id:
             self.idempotency_keys[len(self.members)] = request.id
         self.line_nos.append(line_no)
         self.due_ms.append(request.due_ms)
-        self.members.append(request.to_member(f"{self._token}{line_no:08x}"))  # as ids.message_id, which checks it, too
+        self.members.append(request.to_member(self._message_id(line_no)))
 
-    def _judge(self, line: bytes, line_no: int, arrival_ms: int | None) -> Message | Rejection | None:
+    def _message_id(self, line_no: int) -> str:
+        return f"{self._token}{line_no:08x}"  # as ids.message_id, which checks it, too
+
+    def _with_message_id(self, change: Change, line_no: int) -> Change:
+        if not isinstance(change, Replacement):
+            return change
+        return Replacement(replace(change.message, message_id=self._message_id(line_no)))
+
+    def _judge(self, line: bytes, line_no: int, arrival_ms: int | None) -> Message | Change | Rejection | None:
         judged = validate_line(line, self._file.kind, arrival_ms or 0, self._header)
         if judged is None or (isinstance(judged, Rejection) and judged.reason == Reason.NOT_UTF8):
             return judged
@@ -201,57 +195,3 @@ def _split_stamp(line: bytes) -> tuple[int | None, bytes]:
     """Split a socket line into its arrival, in ms UTC, and what was sent."""
     stamp = _STAMP.match(line)
     return (int(stamp[1]), line[stamp.end() :]) if stamp else (None, line)
-
-
-def fast_request(line: bytes, arrival_ms: int) -> Message | None:
-    """Read a JSON line that is usual and right; None says nothing about the line."""
-    if len(line) > PLAIN_LINE_BYTES_MAX:
-        return None
-    try:
-        fields = _decode(line)
-    except (msgspec.MsgspecError, ValueError):
-        return None
-    # With escapes taken out, the quotes left are those around names and texts: more than these means a name twice.
-    quotes = line.count(b'"') if b"\\" not in line else _ESCAPE.sub(b"", line).count(b'"')
-    delay_sec, due = fields.delay_sec, fields.due
-    if delay_sec is _ABSENT:
-        delay_sec = fields.countdown
-    elif fields.countdown is not _ABSENT:
-        return None
-    expected = 6
-    if type(delay_sec) is int:
-        if due is not _ABSENT or not 0 <= delay_sec <= DELAY_SEC_MAX:
-            return None
-        due_ms = arrival_ms + delay_sec * 1000
-    elif delay_sec is not _ABSENT:
-        return None  # how a fraction is rounded depends on how it was written
-    elif type(due) is int:
-        if due < EPOCH_MS_MIN:
-            return None
-        due_ms = due
-    elif type(due) is str:
-        expected = 8
-        read_ms = due_ms_of_text(due)
-        if read_ms is None:
-            return None
-        due_ms = read_ms
-    else:
-        return None
-    if not fields.message or not 0 <= due_ms <= DUE_MS_MAX:
-        return None
-    if fields.id:
-        if not _IS_ID(fields.id):
-            return None
-        expected += 4
-    if fields.topic:
-        if not _IS_TOPIC(fields.topic):
-            return None
-        expected += 4
-    headers = fields.headers
-    if headers is _ABSENT:
-        headers = {}
-    else:
-        expected += 2 + 4 * len(headers)
-    if quotes != expected:
-        return None
-    return Message(due_ms, fields.message, fields.topic or DEFAULT_TOPIC, fields.id, headers)

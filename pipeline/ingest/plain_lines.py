@@ -17,8 +17,8 @@ import numpy as np
 import pyarrow as pa
 
 from pipeline.core.due import DELAY_SEC_MAX, DUE_MS_MAX, EPOCH_MS_MIN
+from pipeline.ingest.usual_lines import USUAL_LINE_BYTES_MAX
 
-PLAIN_LINE_BYTES_MAX: Final = 50_000  # the limits of validate_line on single parts of a line start above this
 DIGITS_MAX: Final = 15  # those of DUE_MS_MAX
 
 _NEWLINE, _RETURN, _SPACE, _QUOTE, _ZERO, _BACKSLASH = b'\n\r "0\\'
@@ -99,7 +99,7 @@ def _with_six_quotes(lines: Lines) -> tuple[Ints, Ints]:
     odd_line = np.searchsorted(lines.starts, odd, side="right") - 1
     quotes = np.flatnonzero(data == _QUOTE)
     first_quote = np.searchsorted(quotes, lines.starts)
-    is_fit = (np.diff(first_quote, append=len(quotes)) == 6) & (lines.stops - lines.starts <= PLAIN_LINE_BYTES_MAX)
+    is_fit = (np.diff(first_quote, append=len(quotes)) == 6) & (lines.stops - lines.starts <= USUAL_LINE_BYTES_MAX)
     is_fit[odd_line[odd < lines.stops[odd_line]]] = False
     indexes = np.flatnonzero(is_fit & _is_utf8(lines.text))
     return indexes, quotes[first_quote[indexes, None] + np.arange(6)]

@@ -13,7 +13,7 @@ from pyspark.sql.streaming.listener import (
 )
 
 from pipeline.core.clock import Clock
-from pipeline.core.text import count_text
+from pipeline.core.text import count_text, nonzero_text
 from pipeline.ingest.landed import LandingFiles
 from pipeline.ingest.writer import Summary
 from pipeline.store.heartbeats import IngestProgress
@@ -81,7 +81,7 @@ class BatchReporter(StreamingQueryListener):
         total = self._total
         return (
             f"{count_text(self._batches, 'batch', 'batches')}: {count_text(total.lines, 'line')}, "
-            f"{total.stored:,} stored, {total.duplicates:,} duplicates, {total.rejected:,} rejected"
+            f"{total.stored:,} stored, {total.duplicates:,} duplicates, {total.rejected:,} rejected{_changes_text(total)}"
         )
 
     def wait_for_the_end(self) -> None:
@@ -126,6 +126,9 @@ class BatchReporter(StreamingQueryListener):
             duplicates=total.duplicates,
             rejected=total.rejected,
             blank=total.blank,
+            cancelled=total.cancelled,
+            replaced=total.replaced,
+            late=total.late,
             last_batch_ms=self._clock.wall_ms(),
             last_lines=summary.lines,
             last_lines_per_sec=_rate(summary, elapsed_sec),
@@ -140,9 +143,13 @@ def batch_line(batch_id: int, summary: Summary, elapsed_sec: float, waited_ms: i
     rate = _rate(summary, elapsed_sec)
     line = (
         f"batch {batch_id}: {summary.lines:,} in, {summary.stored:,} stored, {summary.duplicates:,} duplicates, "
-        f"{summary.rejected:,} rejected, {f'{rate / 1000:,.0f}k' if rate >= 10_000 else f'{rate:,}'}/s"
+        f"{summary.rejected:,} rejected{_changes_text(summary)}, {f'{rate / 1000:,.0f}k' if rate >= 10_000 else f'{rate:,}'}/s"
     )
     return line if waited_ms is None else f"{line}, backlog {waited_ms / 1000:,.1f} s"
+
+
+def _changes_text(summary: Summary) -> str:
+    return nonzero_text(cancelled=summary.cancelled, replaced=summary.replaced, late=summary.late)
 
 
 def _rate(summary: Summary, elapsed_sec: float) -> int:

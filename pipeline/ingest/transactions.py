@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipeline.core.buckets import bucket_start_ms
+from pipeline.core.messages import Change
 from pipeline.ingest.parsing import ParsedPart
 from pipeline.ingest.plain_lines import Ints
 from pipeline.store.base import NO_MARKER, IdentifiedMessage, MarkerMove, MessageRows, Transaction
@@ -25,7 +26,10 @@ ALL_STORED: Final = "all"
 
 
 class PartQueue:
-    """The messages of one part of a landing file, in order of due time, and the place up to which they are stored."""
+    """The messages of one part of a landing file, in order of due time, and the place up to which they are stored.
+
+    ``changes``, what its other lines cancel and replace, have no place in that order: they come before the first message.
+    """
 
     def __init__(self, part: ParsedPart) -> None:
         order = np.lexsort((part.line_nos, part.due_ms))
@@ -39,6 +43,7 @@ class PartQueue:
             self.idempotency_keys = {
                 places[index]: idempotency_key for index, idempotency_key in part.idempotency_keys.items()
             }
+        self.changes = part.changes
         self.rejected = len(part.rejected)
         self.marker = NO_MARKER
         self.place = 0
@@ -90,17 +95,20 @@ class PartQueue:
 def split_by_shard(part: ParsedPart, shards: int) -> dict[int, ParsedPart]:
     """Split a part by the shards that its messages belong to.
 
-    Messages with an idempotency key go to the shard of that key. All others, and the count of rejects, go to the shard of
-    the part, which is always in the result.
+    Messages and changes with an idempotency key go to the shard of that key. All others, and the count of rejects, go to the
+    shard of the part, which is always in the result.
     """
     own = shard_of(part.part_id, shards)
-    if shards == 1 or not part.idempotency_keys:
+    if shards == 1 or not (part.idempotency_keys or part.changes):
         return {own: part}
     shard_numbers = np.full(len(part.due_ms), own)
     for index, idempotency_key in part.idempotency_keys.items():
         shard_numbers[index] = shard_of(idempotency_key, shards)
+    changes: dict[int, list[Change]] = {}
+    for change in part.changes:
+        changes.setdefault(shard_of(change.key, shards), []).append(change)
     split = {}
-    for shard in {own, *shard_numbers.tolist()}:
+    for shard in {own, *changes, *shard_numbers.tolist()}:
         indexes = np.flatnonzero(shard_numbers == shard)
         split[shard] = replace(
             part,
@@ -113,6 +121,7 @@ def split_by_shard(part: ParsedPart, shards: int) -> dict[int, ParsedPart]:
                 if index in part.idempotency_keys
             },
             rejected=part.rejected if shard == own else [],
+            changes=changes.get(shard, []),
         )
     return split
 

@@ -17,11 +17,14 @@ several times faster than in columns (docs/adr/0008-parsing-in-python.md).
 | ``delay_sec``, ``countdown`` | number of seconds |
 | ``id``, ``topic`` | string |
 | ``headers`` | map of strings |
+| ``cancel`` | string; stands alone |
+| ``replace`` | boolean |
 
 ``core/validation.py`` is the reference of the rules for both; ``tests/cases`` holds them together.
 """
 
 from collections.abc import Iterable, Iterator
+from functools import reduce
 
 import pyarrow as pa
 from pyspark.sql import Column, DataFrame
@@ -31,7 +34,7 @@ from pyspark.sql import types as T
 from pipeline.core.buckets import BUCKET_WIDTH_MS
 from pipeline.core.due import DELAY_SEC_MAX, DUE_MS_MAX, EPOCH_MS_MIN, LOCAL_TIME_PATTERN, ZONED_TIME_PATTERN
 from pipeline.core.ids import TOKEN_LENGTH
-from pipeline.core.messages import Reason
+from pipeline.core.messages import REQUEST_FIELDS, Reason
 from pipeline.core.validation import ID_PATTERN, MESSAGE_BYTES_MAX, TOPIC_PATTERN
 from pipeline.ingest.parsing import FileText
 
@@ -44,6 +47,8 @@ _TYPES: dict[str, tuple[type[T.DataType], ...]] = {
     "id": (T.StringType,),
     "topic": (T.StringType,),
     "headers": (T.MapType,),
+    "cancel": (T.StringType,),
+    "replace": (T.BooleanType,),
 }
 
 
@@ -134,11 +139,14 @@ def with_bucket(table: DataFrame) -> DataFrame:
 
 
 def with_refusal(table: DataFrame) -> DataFrame:
-    """Add ``refusal``, the ``Reason`` for which the row of ``with_due_ms`` is refused; null if it is accepted."""
+    """Add ``refusal``, the ``Reason`` for which the row of ``with_due_ms`` is refused; null if it is accepted.
+
+    A row that cancels is accepted without ``due_ms``.
+    """
     message, due, due_ms = _column(table, "message"), _column(table, "due"), F.col("due_ms")
     times = sum((_column(table, name).isNotNull().cast("int") for name in ("delay_sec", "countdown", "due")), F.lit(0))
     delay = _delay(table).cast("double")
-    headers = _column(table, "headers")
+    headers, replaces = _column(table, "headers"), F.coalesce(_column(table, "replace"), F.lit(False))
     no_text = (
         F.exists(F.map_values(headers), lambda text: text.isNull())
         if _is(table, "headers", T.MapType)
@@ -158,9 +166,19 @@ def with_refusal(table: DataFrame) -> DataFrame:
         (~_matches(_column(table, "id"), ID_PATTERN), Reason.BAD_ID),
         (~_matches(_column(table, "topic"), TOPIC_PATTERN), Reason.BAD_TOPIC),
         (no_text, Reason.BAD_HEADERS),
+        (replaces & _column(table, "id").isNull(), Reason.REPLACE_WITHOUT_ID),
     ]
-    chosen = [F.when(condition, F.lit(reason.value)) for condition, reason in refusals]
-    return table.withColumn("refusal", F.coalesce(*chosen))
+    cancel = _column(table, "cancel")
+    others = [_column(table, name).isNotNull() for name in REQUEST_FIELDS if name not in ("cancel", "replace")]
+    of_cancel = [
+        (reduce(Column.__or__, [*others, replaces]), Reason.CANCEL_NOT_ALONE),
+        (~_matches(cancel, ID_PATTERN), Reason.BAD_ID),
+    ]
+    return table.withColumn("refusal", F.when(cancel.isNull(), _first(refusals)).otherwise(_first(of_cancel)))
+
+
+def _first(refusals: list[tuple[Column, Reason]]) -> Column:
+    return F.coalesce(*(F.when(condition, F.lit(reason.value)) for condition, reason in refusals))
 
 
 def _is(table: DataFrame, name: str, kind: type[T.DataType]) -> bool:

@@ -7,24 +7,27 @@ import re
 import socket
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 from urllib.parse import unquote
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
-from pipeline.config import RedisSettings
+from pipeline.config import DrainSettings, RedisSettings
 from pipeline.core.clock import Clock, SystemClock
 from pipeline.core.errors import PipelineError
+from pipeline.core.messages import Change
 from pipeline.ingest.parsing import parse_file
 from pipeline.ingest.rejects import RejectsWriter, first_reject, reject_record
 from pipeline.ingest.transactions import ALL_STORED, PartQueue, Step, split_by_shard
 from pipeline.ingest.transforms import file_texts
-from pipeline.store.base import SchedulingStore
+from pipeline.store.base import NO_MARKER, ChangingStore, Scheduled, SchedulingStore
+from pipeline.store.by_id import MessagesById
 from pipeline.store.connection import connect
+from pipeline.store.keys import keys_of
 from pipeline.store.redis_store import RedisStore
 from pipeline.store.retry import retry_until_available
 from pipeline.store.shards import open_shards
@@ -35,7 +38,7 @@ T = TypeVar("T")
 
 SUMMARY_COLUMNS = (
     "lines long, stored long, duplicates long, rejected long, blank long, lost long, "
-    "first_reject string, file_tokens array<string>"
+    "cancelled long, replaced long, late long, first_reject string, file_tokens array<string>"
 )
 TRANSACTION_BYTES = 4 * 1024 * 1024  # long messages: a transaction has no more than this, give or take one
 WAITING_FILES = 500  # tiny files: this many are stored together
@@ -47,6 +50,7 @@ _UNREAD_FILE = re.compile(r"FAILED_READ_FILE[.\w]*\] Encountered error while rea
 class Summary:
     """What became of the lines of a partition or batch.
 
+    ``cancelled`` and ``replaced`` are lines that did that, ``late`` those whose message was in flight or delivered by then.
     ``first_reject`` says where a rejected line stood, if any was, and why. ``file_tokens`` are its files, of which all is stored
     unless ``lost`` says how many parts the server has lost again; a part that is in several shards counts in each.
     """
@@ -57,6 +61,9 @@ class Summary:
     rejected: int = 0
     blank: int = 0
     lost: int = 0
+    cancelled: int = 0
+    replaced: int = 0
+    late: int = 0
     first_reject: str = ""
     file_tokens: list[str] = field(default_factory=list, compare=False)
 
@@ -76,6 +83,7 @@ class WriterSettings:
     rejects: str
     transaction_messages: int
     wait_for_disk: bool = False
+    id_retention_sec: int = DrainSettings().id_retention_sec
 
 
 class BatchWriter:
@@ -152,7 +160,8 @@ class PartitionWriter:
 
     def write(self, batches: Iterable[pa.RecordBatch]) -> Summary:
         """Store and return what became of the lines. A wait for Redis has no limit: Spark ends it by ending the task."""
-        shards = [ShardWriter(store, self._settings) for store in open_stores(self._settings.redis)]
+        stores = zip(open_stores(self._settings.redis), open_changing_stores(self._settings), strict=True)
+        shards = [ShardWriter(store, changing, self._settings) for store, changing in stores]
         rejects = RejectsWriter(Path(self._settings.rejects))
         summary = Summary()
         for file in file_texts(batches):
@@ -172,18 +181,20 @@ class PartitionWriter:
 class ShardWriter:
     """Stores what a partition has for one shard."""
 
-    def __init__(self, store: SchedulingStore, settings: WriterSettings) -> None:
+    def __init__(self, store: SchedulingStore, changing: ChangingStore, settings: WriterSettings) -> None:
         self._store = store
+        self._changing = changing
         self._settings = settings
         self._waiting: list[PartQueue] = []
         self._part_ids: list[str] = []
+        self._was_away = False
         self._summary = Summary()
 
     def add(self, queue: PartQueue) -> None:
         """Store a part, now or together with others."""
         self._waiting.append(queue)
         self._part_ids.append(queue.part_id)
-        messages = sum(waiting.left for waiting in self._waiting)
+        messages = sum(waiting.left + len(waiting.changes) for waiting in self._waiting)
         if len(self._waiting) >= WAITING_FILES or messages >= self._settings.transaction_messages:
             self._store_waiting()
 
@@ -199,29 +210,76 @@ class ShardWriter:
 
     def _store_waiting(self) -> None:
         """Store by transactions; one that finds a marker elsewhere goes on from there."""
-        source_id, queues, self._waiting = self._settings.source_id, self._waiting, []
+        queues, self._waiting = self._waiting, []
+        if any(queue.changes for queue in queues):
+            self._resume(queues)
+            self._make_changes(queues)
         while step := Step(queues, self._settings.transaction_messages, TRANSACTION_BYTES):
-            done = _retrying(partial(self._store.schedule, source_id, step.transaction))
+            done = _retrying(partial(self._store_step, step, queues))
             if done is not None:
                 step.advance()
-                self._summary.add(Summary(stored=done.stored, duplicates=done.duplicates))
-                continue
-            markers = _retrying(lambda: self._store.markers(source_id, [queue.part_id for queue in queues]))
-            for queue, marker in zip(queues, markers, strict=True):
-                before = queue.place
-                self._summary.duplicates += queue.resume(marker) - before
+                self._summary.add(Summary(stored=done.stored, duplicates=len(done.duplicates)))
+            else:
+                self._resume(queues)
+
+    def _store_step(self, step: Step, queues: list[PartQueue]) -> Scheduled | None:
+        """Try to store a transaction. A server that was away may have lost what was changed, so that is changed again before."""
+        if self._was_away:
+            self._changing.apply(_changes_left(queues))
+        self._was_away = True  # unless it answers
+        done = self._store.schedule(self._settings.source_id, step.transaction)
+        self._was_away = done is None
+        return done
+
+    def _resume(self, queues: list[PartQueue]) -> None:
+        """Go on from where the markers are; what is stored already, by another writer or before a lost reply, is known."""
+        part_ids = [queue.part_id for queue in queues]
+        markers = _retrying(lambda: self._store.markers(self._settings.source_id, part_ids))
+        for queue, marker in zip(queues, markers, strict=True):
+            before = queue.place
+            self._summary.duplicates += queue.resume(marker) - before
+
+    def _make_changes(self, queues: list[PartQueue]) -> None:
+        """Cancel and replace what the parts say, and count it."""
+        changes = _changes_left(queues)
+        done = _retrying(lambda: self._changing.apply(changes))
+        self._summary.add(Summary(**asdict(done)))
+        self._summary.duplicates += sum(len(queue.changes) for queue in queues) - len(changes)
+
+
+def _changes_left(queues: Iterable[PartQueue]) -> list[Change]:
+    """Return what parts change of which nothing is stored: a marker moves only after that. To change it again changes nothing."""
+    return [change for queue in queues if queue.marker == NO_MARKER for change in queue.changes]
 
 
 def _retrying(call: Callable[[], T]) -> T:
     return retry_until_available(call, lambda ms: threading.Event().wait(ms / 1000), SystemClock(), random.random)
 
 
+_clients: dict[tuple[int, RedisSettings], Any] = {}
 _stores: dict[tuple[int, RedisSettings], list[RedisStore]] = {}
+_changing_stores: dict[tuple[int, WriterSettings], list[MessagesById]] = {}
 
 
 def open_stores(settings: RedisSettings) -> list[RedisStore]:
     """Return this process's stores, one a shard; Python workers live on from batch to batch, and so do their connections."""
     key = (os.getpid(), settings)
     if key not in _stores:
-        _stores[key] = open_shards(connect(settings), settings)
+        _stores[key] = open_shards(_open_client(settings), settings)
     return _stores[key]
+
+
+def open_changing_stores(settings: WriterSettings) -> list[MessagesById]:
+    """Return the same shards for the lines that cancel and replace."""
+    key = (os.getpid(), settings)
+    if key not in _changing_stores:
+        client, retention_ms = _open_client(settings.redis), settings.id_retention_sec * 1_000
+        _changing_stores[key] = [MessagesById(client, [keys], retention_ms) for keys in keys_of(settings.redis)]
+    return _changing_stores[key]
+
+
+def _open_client(settings: RedisSettings) -> Any:
+    key = (os.getpid(), settings)
+    if key not in _clients:
+        _clients[key] = connect(settings)
+    return _clients[key]

@@ -13,11 +13,10 @@ import os
 import re
 import secrets
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
 from urllib.parse import quote_from_bytes, unquote_to_bytes
 
+from pipeline.core.due import time_of_ms
 from pipeline.core.ids import TOKEN_HALF_BITS, TOKEN_LENGTH, decode_token, encode_token
-from pipeline.core.text import CALENDAR_LAST_MS
 
 WORK_PREFIX = ".work-"
 DONE_PREFIX = ".done-"
@@ -29,7 +28,6 @@ KINDS = ("json", "csv", "sock")
 
 _KIND_OF_SUFFIX = {".json": "json", ".jsonl": "json", ".csv": "csv"}
 _UNSAFE = re.compile(r"[^\w.-]+")
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _UNFINISHED_SUFFIXES = ("~", ".tmp", ".part", ".partial", ".crdownload", ".swp", "._copying_")
 
 
@@ -148,7 +146,7 @@ def rejects_name(arrival_ms: int, original_name: str, token: str) -> str:
 
     The date is that of the arrival (epoch ms UTC), so the name is the same whenever it is made.
     """
-    date = (_EPOCH + timedelta(milliseconds=min(max(arrival_ms, 0), CALENDAR_LAST_MS))).date()
+    date = time_of_ms(arrival_ms).date()
     safe_name = _UNSAFE.sub("_", original_name).encode()[:ORIGINAL_BYTES_MAX].decode(errors="ignore")
     return f"{date}-{safe_name}-{token}.jsonl"
 

@@ -35,7 +35,7 @@ from pipeline.runtime.process import open_lock, wait_until
 
 VERSION_MIN = (7, 0)  # older ones silently start empty on the data files of newer ones
 SOCKET_PATH_BYTES_MAX = 100  # the kernels' limits are 108 (Linux) and 104 (macOS)
-DAEMON = "pipeline.runtime.server_daemon"
+DAEMON = f"{__package__}.server_daemon"
 STOP_TIMEOUT_S = 60.0
 REPORT_S = 5.0  # how often a long start is reported
 

@@ -43,8 +43,11 @@ Jobs (each has its own --help; only ingest needs Java, and only it has use for s
   jobs/ingest.py        take requests in, on this machine or on a cluster (--master ..., --deploy-mode ...)
   jobs/drain.py         print messages when they are due, or move them into streams
   jobs/consume.py       print the messages of a topic as a consumer of a group
+  jobs/webhooks.py      post the messages of topics to URLs
   jobs/topics.py        list topics and groups; pause and resume topics; show and change settings; drop groups
-  jobs/messages.py      show, cancel and move single messages that wait, by their ids
+  jobs/schedule.py      schedule a message, or request lines from a pipe
+  jobs/messages.py      show, list, cancel and move messages that wait
+  jobs/serve.py         answer HTTP: schedule, find, move and cancel messages
   jobs/dead_letters.py  list, show, redrive and purge dead letters
   jobs/status.py        what is scheduled, in flight and delivered, and how late
 

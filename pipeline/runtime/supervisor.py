@@ -19,7 +19,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from pipeline import __version__
-from pipeline.config import RedisSettings, Settings, redact_url
+from pipeline.config import RedisSettings, Settings
+from pipeline.core.text import redact_url
 from pipeline.runtime.process import dies_with_parent, wait_until
 from pipeline.runtime.server import PrivateServer, call_server
 from pipeline.runtime.submit import Program, plan_program

@@ -2,7 +2,10 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import StrEnum, auto
 from typing import Any, NamedTuple, Protocol
+
+from pipeline.core.messages import Change, Message
 
 NO_MARKER = ""  # of a file of which nothing is stored
 
@@ -55,10 +58,39 @@ class Transaction:
 
 @dataclass(frozen=True, slots=True)
 class Scheduled:
-    """How many messages of a transaction are new, and of how many the idempotency key was known."""
+    """How many messages of a transaction are new, and which of ``identified`` are not, as their idempotency keys are known."""
 
     stored: int
-    duplicates: int
+    duplicates: tuple[int, ...] = ()
+
+
+class State(StrEnum):
+    """Where a message is."""
+
+    SCHEDULED = auto()
+    HELD = auto()  # it came due while its topic was paused
+    IN_FLIGHT = auto()  # a drain loop has it: it is about to be delivered
+    DELIVERED = auto()  # or dead: it has left the schedule within the last ``id_retention_sec``
+    CANCELLED = auto()  # within the last ``id_retention_sec``
+    UNKNOWN = auto()  # never scheduled, or forgotten; of a handle: delivered, moved, or never scheduled
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What became of a call. ``message`` is the one that waits now, or that this call has cancelled; else None."""
+
+    state: State
+    message: Message | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Changed:
+    """How many rows that cancel or replace did it, changed nothing, or came when their message was in flight or delivered."""
+
+    cancelled: int = 0
+    replaced: int = 0
+    duplicates: int = 0
+    late: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +154,14 @@ class SchedulingStore(Protocol):
 
     def wait_for_disk(self) -> None:
         """Return when the server has on disk what it has taken so far."""
+        ...
+
+
+class ChangingStore(Protocol):
+    """What a writer asks of a shard for the rows that cancel and replace; it may raise ``StoreUnavailable``, as the others."""
+
+    def apply(self, changes: Sequence[Change]) -> Changed:
+        """Make changes, in any order; making one again changes nothing."""
         ...
 
 

@@ -4,9 +4,10 @@ from typing import Any
 
 import redis
 
-from pipeline.config import RedisSettings, redact_url
+from pipeline.config import RedisSettings
 from pipeline.core.clock import Clock
 from pipeline.core.errors import ConfigError, StoreProtocolError, StoreUnavailable
+from pipeline.core.text import redact_url
 from pipeline.store.connection import server_ms, translated_errors
 
 VERSION_MIN = (7, 0)  # scripts with flags, ZRANGE BYSCORE; older ones have no fix for CVE-2022-24735
@@ -52,8 +53,13 @@ def check_server(client: "redis.Redis", settings: RedisSettings, clock: Clock, w
     return warnings
 
 
-def what_stored_means(client: Any, wait_for_disk: bool) -> str:
-    """Return a sentence that says which guarantee holds for a batch that is stored.
+def what_stored_means(
+    client: Any, wait_for_disk: bool, what: str = "batch", setting: str = "ingest.wait_for_disk"
+) -> str:
+    """Return a sentence that says which guarantee holds for a batch, or something else, that is stored.
+
+    Args:
+        setting: where ``wait_for_disk`` is from.
 
     Raises:
         StoreUnavailable: no answer.
@@ -63,27 +69,27 @@ def what_stored_means(client: Any, wait_for_disk: bool) -> str:
         has_file = client.info("persistence").get("aof_enabled") == 1
     if wait_for_disk:
         if not has_file:
-            raise ConfigError(
-                "ingest.wait_for_disk needs appendonly yes on the server; set it, or turn wait_for_disk off."
-            )
+            raise ConfigError(f"{setting} needs appendonly yes on the server; set it, or turn wait_for_disk off.")
         try:
             with translated_errors():
                 client.execute_command("WAITAOF", 0, 0, 0)
         except StoreProtocolError as exc:
             raise ConfigError(
-                "ingest.wait_for_disk needs Redis 7.2 or newer, or Valkey (the server has no WAITAOF); turn it off."
+                f"{setting} needs Redis 7.2 or newer, or Valkey (the server has no WAITAOF); turn it off."
             ) from exc
     appendfsync = _config_value(client, "appendfsync")
     if not has_file:
-        return "Durability: a batch counts as stored once it is in the memory of Redis; a crash of the server loses it."
+        return (
+            f"Durability: a {what} counts as stored once it is in the memory of Redis; a crash of the server loses it."
+        )
     if appendfsync == "always":
-        return "Durability: a batch counts as stored once Redis has fsynced it (appendfsync always)."
+        return f"Durability: a {what} counts as stored once Redis has fsynced it (appendfsync always)."
     if wait_for_disk:
-        return "Durability: a batch counts as stored once Redis has fsynced it (each batch waits for WAITAOF)."
+        return f"Durability: a {what} counts as stored once Redis has fsynced it (each {what} waits for WAITAOF)."
     if appendfsync is None:
-        return "Durability: a batch counts as stored once Redis has it; how soon Redis fsyncs it can't be read from this server."
+        return f"Durability: a {what} counts as stored once Redis has it; how soon Redis fsyncs it can't be read from this server."
     return (
-        "Durability: a batch counts as stored once it is in the memory of Redis, which fsyncs it a moment later "
+        f"Durability: a {what} counts as stored once it is in the memory of Redis, which fsyncs it a moment later "
         f"(appendfsync {appendfsync})."
     )
 

@@ -9,14 +9,14 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from pipeline.config import RedisSettings, redact_url
-from pipeline.core.errors import ConfigError, StoreProtocolError, StoreUnavailable
+from pipeline.config import RedisSettings
+from pipeline.core.errors import ConfigError, StoreFull, StoreProtocolError, StoreUnavailable
+from pipeline.core.text import redact_url
 
-# Replies that pass by themselves: the server fails over, is full, runs a long script, or its disk is full. The client has classes
+# Replies that pass by themselves: the server fails over, runs a long script, or its disk is full. The client has classes
 # for some, and leaves the first word of the others in the text. Of one that starts it makes a
 # ConnectionError, and MASTERDOWN is a ClusterDownError.
 PASSING_ERRORS = (
-    redis.exceptions.OutOfMemoryError,
     redis.exceptions.TryAgainError,
     redis.exceptions.ClusterDownError,
 )
@@ -79,6 +79,8 @@ def translated_errors() -> Iterator[None]:
         ) from exc
     except redis.exceptions.ReadOnlyError as exc:  # of a replica; after a failover it may become the primary
         raise StoreUnavailable(f"This server is a replica; name its primary ({exc}).") from exc
+    except redis.exceptions.OutOfMemoryError as exc:
+        raise StoreFull(f"Redis can't do it now ({exc}).") from exc
     except redis.exceptions.ResponseError as exc:
         # The client puts "Command # 1 (…) of pipeline caused error: " in front of what the server said.
         said = str(exc).rpartition("caused error: ")[2]

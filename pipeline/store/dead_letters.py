@@ -1,5 +1,6 @@
 """Messages that were given up, each with the reason: look at them, schedule them again, or drop them."""
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -12,6 +13,7 @@ from pipeline.store.keys import Keys
 from pipeline.store.scripts import Scripts, run_script
 
 PAGE = 100  # letters a round trip
+_NAME = re.compile(r"(.+)/([0-9]{1,2})/([0-9]{1,19}-[0-9]{1,19})", re.DOTALL)
 
 
 class DeadLetters:
@@ -22,19 +24,34 @@ class DeadLetters:
         self._shards = shards
         self._scripts = scripts or Scripts()
 
-    def of_topic(self, topic: str) -> Iterator[DeadLetter]:
-        """Walk the dead letters of a topic that are there now, the oldest of each shard first: not those that come meanwhile."""
+    def of_topic(self, topic: str, after: tuple[int, str] = (0, "")) -> Iterator[DeadLetter]:
+        """Walk the dead letters of a topic that are there now, the oldest of each shard first: not those that come meanwhile.
+
+        Args:
+            after: shard and entry of the last one that the caller has seen.
+        """
+        shards = [*enumerate(self._shards)][after[0] :]
         with translated_errors():
-            lasts = [self._client.xrevrange(keys.dead(topic), count=1) for keys in self._shards]
-        for shard, (keys, last) in enumerate(zip(self._shards, lasts, strict=True)):
-            after = "-"
+            lasts = [self._client.xrevrange(keys.dead(topic), count=1) for _, keys in shards]
+        for (shard, keys), last in zip(shards, lasts, strict=True):
+            start = f"({after[1]}" if shard == after[0] and after[1] else "-"
             while last:
                 with translated_errors():
-                    page = self._client.xrange(keys.dead(topic), after, last[0][0], count=PAGE)
+                    page = self._client.xrange(keys.dead(topic), start, last[0][0], count=PAGE)
                 yield from (_letter(shard, topic, entry_id.decode(), fields) for entry_id, fields in page)
                 if len(page) < PAGE:
                     break
-                after = f"({page[-1][0].decode()}"
+                start = f"({page[-1][0].decode()}"
+
+    def find(self, name: str) -> DeadLetter | None:
+        """Return the dead letter of a name, if it is there."""
+        parts = read_name(name)
+        if parts is None or parts[1] >= len(self._shards):
+            return None
+        topic, shard, entry_id = parts
+        with translated_errors():
+            found = self._client.xrange(self._shards[shard].dead(topic), entry_id, entry_id)
+        return _letter(shard, topic, entry_id, found[0][1]) if found else None
 
     def redrive(self, letter: DeadLetter, now_ms: int) -> bool:
         """Schedule a dead letter again, as due now and never tried; False if it is not there any more."""
@@ -54,6 +71,12 @@ class DeadLetters:
         """Drop a dead letter for good; False if it is not there any more."""
         with translated_errors():
             return bool(self._client.xdel(self._shards[letter.shard].dead(letter.topic), letter.entry_id) == 1)
+
+
+def read_name(name: str) -> tuple[str, int, str] | None:
+    """Return topic, shard and entry of the name of a dead letter; None if it is no such name."""
+    read = _NAME.fullmatch(name)
+    return (read[1], int(read[2]), read[3]) if read else None
 
 
 def _letter(shard: int, topic: str, entry_id: str, fields: Mapping[bytes, bytes]) -> DeadLetter:

@@ -12,6 +12,7 @@ from typing import Any
 
 from pipeline.core.buckets import bucket_start_ms
 from pipeline.core.errors import ConfigError, StoreProtocolError
+from pipeline.core.text import command_text
 from pipeline.store.connection import server_ms, translated_errors
 from pipeline.store.entries import NO_ENTRY, Entry, EntryId, entry_id_of
 from pipeline.store.keys import Keys
@@ -77,7 +78,7 @@ class GroupStore:
             if wanted and kind.decode() != wanted:
                 raise ConfigError(
                     f"The group {self.group} of the topic {self.topic} is {kind.decode()}, not {wanted}: leave that out to join it "
-                    f"as it is, or drop it first (jobs/topics.py drop-group {self.topic} {self.group})."
+                    f"as it is, or drop it first ({command_text('topics', f'drop-group {self.topic} {self.group}')})."
                 )
             self.ordered = kind == ORDERED.encode()
             is_new = is_new or is_new_here == 1

@@ -45,6 +45,9 @@ class IngestProgress:
     duplicates: int
     rejected: int
     blank: int
+    cancelled: int = 0
+    replaced: int = 0
+    late: int = 0
     last_batch_ms: int
     last_lines: int
     last_lines_per_sec: int

@@ -40,7 +40,7 @@ class Keys:
         return self._key("attempts")
 
     def places(self) -> str:
-        """HASH: idempotency key -> message id, score, and ``:<topic>`` if it is held, of what is scheduled or in flight."""
+        """HASH: idempotency key -> message id, score, ``r`` of a replacement, ``:<topic>`` if held; of what has not ended."""
         return self._key("places")
 
     def ids(self) -> str:
@@ -48,7 +48,7 @@ class Keys:
         return self._key("ids")
 
     def cancelled(self) -> str:
-        """ZSET: idempotency key or handle -> epoch ms at which it is forgotten, of messages that were cancelled."""
+        """ZSET: idempotency key or handle -> epoch ms at which it is forgotten, of what was cancelled."""
         return self._key("cancelled")
 
     def marker(self, source_id: str, part_id: str) -> str:

@@ -7,6 +7,7 @@ from typing import Any
 
 from pipeline.config import ALL_TOPICS, DrainSettings, RedisSettings, Settings, TopicSettings, Value
 from pipeline.core.errors import ConfigError
+from pipeline.core.text import command_text
 from pipeline.store.connection import translated_errors
 from pipeline.store.keys import Keys, keys_of
 
@@ -89,6 +90,15 @@ def current_topic_settings(client: Any, settings: Settings, topic: str) -> Topic
     return _with(settings, found).of_topic(topic)
 
 
+def current_settings(client: Any, settings: Settings) -> Settings:
+    """Return ``settings`` with what the namespace says of topics now.
+
+    Raises:
+        StoreError: no answer, or an error.
+    """
+    return _with(settings, read_topic_settings(client, settings.redis))
+
+
 def read_topic_settings(client: Any, settings: RedisSettings) -> dict[str, dict[str, Any]]:
     """Return what the namespace says of topics: what is said of a single one counts for it, else what is said of ``ALL_TOPICS``.
 
@@ -152,11 +162,13 @@ def _refuse_others(settings: Settings, adopted: Settings) -> None:
     different = []
     for topic, values in settings.given.items():
         has = asdict(adopted.of_topic(topic))
+        if has["webhook"]:
+            has["sink"] = values.get("sink")  # the messages go into the stream, whatever it is
         of_topic = "" if topic == ALL_TOPICS else f" of the topic {topic}"
         name = "" if topic == ALL_TOPICS else f"{topic} "
         for key, value in values.items():
             if has[key] != value:
-                command = f"./spark-submit.sh jobs/topics.py set {name}{key}={_text(value)}"
+                command = command_text("topics", f"set {name}{key}={_text(value)}")
                 different.append(
                     f"{key}{of_topic} is {_text(has[key])} there, not {_text(value)} ({command} changes it)"
                 )

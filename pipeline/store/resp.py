@@ -7,7 +7,7 @@ https://redis.io/docs/latest/develop/reference/protocol-spec/, and only bulk str
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from pipeline.core.buckets import BUCKET_WIDTH_MS
+from pipeline.core.buckets import BUCKET_WIDTH_MS, bucket_start_ms
 from pipeline.store.base import MessageRows
 
 
@@ -28,15 +28,16 @@ def frame_rows(rows: MessageRows, key_of: Callable[[int], str]) -> FramedRows:
     """
     if not len(rows):
         return FramedRows([], [])
-    # Imported here, since only writers have them: the other jobs start faster without, or on machines that lack them.
+    if isinstance(rows.members, list):
+        return _frame_lists(rows, key_of)
+    # Imported here, since only ingest has them: other programs start faster without, or on machines that lack them.
     import pyarrow as pa
     import pyarrow.compute as pc
 
     def lengths(column: pa.Array) -> pa.Array:
         return pc.binary_length(column).cast(pa.string()).cast(pa.binary())
 
-    due_ms = pa.array(rows.due_ms, pa.int64())
-    members = rows.members if isinstance(rows.members, pa.Array) else pa.array(rows.members, pa.binary())
+    due_ms, members = pa.array(rows.due_ms, pa.int64()), rows.members
     scores = due_ms.cast(pa.string()).cast(pa.binary())
     columns = (b"$", lengths(scores), b"\r\n", scores, b"\r\n$", lengths(members), b"\r\n", members, b"\r\n")
     _, offsets, pairs = pc.binary_join_element_wise(*columns, b"").buffers()
@@ -58,6 +59,20 @@ def frame_rows(rows: MessageRows, key_of: Callable[[int], str]) -> FramedRows:
         ],
         members[0].as_py(),
     )
+
+
+def _frame_lists(rows: MessageRows, key_of: Callable[[int], str]) -> FramedRows:
+    """Frame messages one by one."""
+    arguments: dict[int, list[bytes]] = {}
+    for due_ms, member in zip(rows.due_ms, rows.members, strict=True):
+        score = b"%d" % due_ms
+        pair = b"$%d\r\n%b\r\n$%d\r\n%b\r\n" % (len(score), score, len(member), member)
+        arguments.setdefault(bucket_start_ms(due_ms), []).append(pair)
+    commands = [
+        b"".join((_frame_header(2 + 2 * len(pairs)), _frame(("ZADD", key_of(start))), *pairs))
+        for start, pairs in arguments.items()
+    ]
+    return FramedRows([*arguments], commands, rows.members[0])
 
 
 def frame_command(*arguments: str | bytes | int) -> bytes:

@@ -6,7 +6,7 @@ from typing import TypeVar
 
 from pipeline.core.backoff import backoff_ms
 from pipeline.core.clock import Clock
-from pipeline.core.errors import StoreUnavailable
+from pipeline.core.errors import StoreFull, StoreUnavailable
 
 log = logging.getLogger(__name__)
 
@@ -21,6 +21,7 @@ def retry_until_available(
     clock: Clock,
     random: Callable[[], float],
     stopping: Callable[[], bool] = lambda: False,
+    waits_when_full: bool = True,
 ) -> T:
     """Make a call to a store again until the server answers it.
 
@@ -30,15 +31,18 @@ def retry_until_available(
         wait: pauses for so many milliseconds, or less.
 
         random: draws from [0, 1), for the backoff's jitter.
+
+        waits_when_full: also for a server to have memory again.
     Raises:
         StoreUnavailable: ``stopping`` turned true first.
+        StoreFull: as said.
     """
     failures, complained_ms = 0, 0.0
     while True:
         try:
             result = call()
         except StoreUnavailable as exc:
-            if stopping():
+            if stopping() or (isinstance(exc, StoreFull) and not waits_when_full):
                 raise
             failures += 1
             if failures == 1 or clock.monotonic_ms() - complained_ms >= COMPLAIN_MS:

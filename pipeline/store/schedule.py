@@ -47,7 +47,7 @@ def schedule(
         if isinstance(reply, Exception):
             raise StoreProtocolError(f"Redis could not store all of a transaction ({reply}); its keys are not ours.")
     stored, duplicates = replies[-1]
-    return Scheduled(stored=stored, duplicates=duplicates)
+    return Scheduled(stored, tuple(duplicates))
 
 
 def _finish_command(

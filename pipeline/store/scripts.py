@@ -17,6 +17,7 @@ NAMES = (
     "ack",
     "release",
     "by_id",
+    "replace",
     "resume",
     "trim",
     "forget_topic",
@@ -30,12 +31,14 @@ NAMES = (
     "register",
     "drop_group",
 )
+Call = tuple[str, Sequence[str | bytes], Sequence[Any]]  # a script, its keys and its arguments
+
 _INCLUDE = re.compile(r"^-- include (\w+)\n", re.MULTILINE)
 
 
 def read_script(name: str) -> str:
     """Return the source of ``lua/<name>.lua``; each line ``-- include x`` is replaced by ``lua/include/x.lua``."""
-    folder = files("pipeline.store.lua")
+    folder = files(f"{__package__}.lua")
 
     def included(line: re.Match[str]) -> str:
         return folder.joinpath("include", f"{line[1]}.lua").read_text(encoding="utf-8")
@@ -87,6 +90,40 @@ def run_script(client: Any, scripts: Scripts, name: str, keys: Sequence[str | by
             return client.execute_command(*command)
         except redis.exceptions.NoScriptError as exc:
             raise StoreUnavailable("Redis forgets its scripts as soon as it has them.") from exc
+
+
+def run_scripts(client: Any, scripts: Scripts, calls: Sequence[Call]) -> list[Any]:
+    """Run scripts in one round trip, each for itself, and return their replies.
+
+    Raises:
+        StoreError: no answer, or an error of one of them; the others may have run.
+    """
+    with translated_errors():
+        commands = [scripts.command(*call) for call in calls]
+        replies = _in_one_round_trip(client, commands)
+        unknown = [index for index, reply in enumerate(replies) if _is_no_script(reply)]
+        if unknown:
+            scripts.load(client)
+            again = _in_one_round_trip(client, [commands[index] for index in unknown])
+            for index, reply in zip(unknown, again, strict=True):
+                replies[index] = reply
+        for reply in replies:
+            if _is_no_script(reply):
+                raise StoreUnavailable("Redis forgets its scripts as soon as it has them.")
+            if isinstance(reply, Exception):
+                raise reply
+    return replies
+
+
+def _in_one_round_trip(client: Any, commands: Sequence[tuple[Any, ...]]) -> list[Any]:
+    pipeline = client.pipeline(transaction=False)
+    for command in commands:
+        pipeline.execute_command(*command)
+    return list(pipeline.execute(raise_on_error=False))
+
+
+def _is_no_script(reply: Any) -> bool:
+    return isinstance(reply, redis.exceptions.NoScriptError)
 
 
 def _without_flags(source: str) -> str:

@@ -6,13 +6,14 @@ the markers and idempotency keys would be looked for in the wrong places.
 """
 
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from pipeline.config import DrainSettings, RedisSettings
 from pipeline.store.base import Claim, ClaimReply
 from pipeline.store.keys import keys_of
 from pipeline.store.redis_store import RedisStore
+from pipeline.store.scripts import Scripts
 
 
 def shard_of(name: str, shards: int) -> int:
@@ -81,6 +82,12 @@ class ShardedStore:
         return sum(shard.reclaim() for shard in self._shards)
 
 
-def open_shards(client: Any, settings: RedisSettings, drain: DrainSettings | None = None) -> list[RedisStore]:
-    """Return a store for each shard, all of one client."""
-    return [RedisStore(client, keys, drain, shards=settings.shards) for keys in keys_of(settings)]
+def open_shards(
+    client: Any,
+    settings: RedisSettings,
+    drain: DrainSettings | None = None,
+    scripts: Scripts | None = None,
+    now_ms: Callable[[], int] | None = None,
+) -> list[RedisStore]:
+    """Return a store for each shard, all of one client; see ``RedisStore``."""
+    return [RedisStore(client, keys, drain, scripts, now_ms, settings.shards) for keys in keys_of(settings)]

@@ -3,14 +3,14 @@
 from dataclasses import dataclass
 from typing import Final
 
-from pipeline.core.messages import Message, Reason
+from pipeline.core.messages import Cancellation, Message, Reason, Replacement
 from pipeline.core.validation import MESSAGE_BYTES_MAX, REQUEST_BYTES_MAX, Kind
 
 ARRIVAL_MS: Final = 1_700_000_000_123
 DAY_MS: Final = 86_400_000
 DUE_MS: Final = 1_700_000_000_005  # of every line whose due time does not matter
 
-Expected = Message | Reason | None
+Expected = Message | Replacement | Cancellation | Reason | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -392,7 +392,58 @@ _OTHERS: Final = [
     ],
 ]
 
+REPLACEMENT: Final = Replacement(Message(DUE_MS, "m", id="a"))
+_NOT_ALONE: Final = Reason.CANCEL_NOT_ALONE
+
+_CHANGES: Final = [
+    _field("a replacement", '"id":"a","replace":true', REPLACEMENT),
+    _json(
+        "a replacement with everything",
+        '{"replace":true,"id":"a","due":1700000000005,"message":"m","topic":"t","headers":{"a":"b"}}',
+        Replacement(Message(DUE_MS, "m", "t", "a", {"a": "b"})),
+    ),
+    _json("a replacement with a delay", '{"message":"m","delay_sec":1,"id":"a","replace":true}',
+          Replacement(Message(ARRIVAL_MS + 1_000, "m", id="a"))),
+    _field("no replacement, with an id", '"id":"a","replace":false', Message(DUE_MS, "m", id="a")),
+    _field("no replacement, without an id", '"replace":false', PLAIN),
+    _field("a replacement without an id", '"replace":true', Reason.REPLACE_WITHOUT_ID),
+    _field("a replacement with a bad id", '"id":"a b","replace":true', Reason.BAD_ID),
+    _field("replace twice", '"id":"a","replace":true,"replace":true', Reason.DUPLICATE_KEY),
+    _json("a replacement without a message", '{"due":1700000000005,"id":"a","replace":true}', Reason.MISSING_MESSAGE),
+    _json("a replacement without a due time", '{"message":"m","id":"a","replace":true}', Reason.MISSING_DUE),
+    *[
+        _field(f"replace {value}", f'"id":"a","replace":{value}', Reason.WRONG_TYPE)
+        for value in ("1", "0", "null", '"true"', '"false"', '""', "{}", "[true]")
+    ],
+    _json("a cancellation", '{"cancel":"a"}', Cancellation("a")),
+    _json("a cancellation with blanks", ' { "cancel" : "trial-42" } ', Cancellation("trial-42")),
+    _json("a cancellation with escapes", '{"\\u0063ancel":"\\u0061"}', Cancellation("a")),
+    _json("a cancellation of the longest id", f'{{"cancel":"{"i" * 128}"}}', Cancellation("i" * 128)),
+    _json("a cancellation that replaces nothing", '{"cancel":"a","replace":false}', Cancellation("a")),
+    _json("a cancellation of a longer id", f'{{"cancel":"{"i" * 129}"}}', Reason.BAD_ID),
+    *[
+        _json(f"a cancellation of {text!r}", f'{{"cancel":"{text}"}}', Reason.BAD_ID)
+        for text in ("", "a b", "é", "a\\n", "~a")
+    ],
+    *[
+        _json(f"a cancellation of {value}", f'{{"cancel":{value}}}', Reason.WRONG_TYPE)
+        for value in ("1", "null", "true", "{}", '["a"]')
+    ],
+    *[
+        _json(f"a cancellation with {name}", f'{{"cancel":"a","{name}":{value}}}', _NOT_ALONE)
+        for name, value in (
+            ("id", '"a"'), ("message", '"m"'), ("delay_sec", "1"), ("countdown", "1"), ("due", "1700000000005"),
+            ("topic", '"t"'), ("headers", '{"a":"b"}'), ("replace", "true"),
+        )
+    ],
+    _json("a cancellation of a bad id with more", '{"cancel":"a b","message":"m"}', _NOT_ALONE),
+    _json("a cancellation with replace null", '{"cancel":"a","replace":null}', Reason.WRONG_TYPE),
+    _json("a cancellation with an unknown field", '{"cancel":"a","note":"n"}', Reason.UNKNOWN_FIELD),
+    _json("cancel twice", '{"cancel":"a","cancel":"a"}', Reason.DUPLICATE_KEY),
+]  # fmt: skip
+
 _HEADER: Final = "message,delay_sec,due,id,topic,headers"
+_ALL: Final = f"{_HEADER},cancel,replace"
 
 _CSV: Final = [
     _csv("row", "message,due", "m,1700000000005", PLAIN),
@@ -522,6 +573,22 @@ _CSV: Final = [
     _csv("column without a name", "message,due,", "m,1700000000005,", Reason.BAD_CSV_HEADER),
     _csv("header with an open quote", '"message,due', "m,1700000000005", Reason.BAD_CSV_HEADER),
     _csv("empty header", "", "m", Reason.BAD_CSV_HEADER),
+    _csv("replacement", "message,due,id,replace", "m,1700000000005,a,true", REPLACEMENT),
+    _csv("no replacement", "message,due,id,replace", "m,1700000000005,a,false", Message(DUE_MS, "m", id="a")),
+    _csv("replace empty", "message,due,id,replace", "m,1700000000005,a,", Message(DUE_MS, "m", id="a")),
+    *[
+        _csv(f"replace {cell!r}", "message,due,id,replace", f"m,1700000000005,a,{cell}", Reason.WRONG_TYPE)
+        for cell in ("True", "TRUE", " true", "1", "0", "yes", "null", '"""true"""')
+    ],
+    _csv("replacement without an id", "message,due,id,replace", "m,1700000000005,,true", Reason.REPLACE_WITHOUT_ID),
+    _csv("cancellation", "cancel", "a", Cancellation("a")),
+    _csv("cancellation of digits", "cancel", "1", Cancellation("1")),
+    _csv("cancellation among requests", _ALL, ",,,,,,a,", Cancellation("a")),
+    _csv("cancellation that replaces nothing", _ALL, ",,,,,,a,false", Cancellation("a")),
+    _csv("cancellation and replacement", _ALL, ",,,,,,a,true", Reason.CANCEL_NOT_ALONE),
+    _csv("cancellation with a message", _ALL, "m,,,,,,a,", Reason.CANCEL_NOT_ALONE),
+    _csv("cancellation of a bad id", _ALL, ",,,,,,a b,", Reason.BAD_ID),
+    _csv("request with an empty cancellation", _ALL, "m,,1700000000005,,,,,", PLAIN),
     Case("csv not UTF-8", b"m\xff,1700000000005", Reason.NOT_UTF8, "csv", "message,due"),
 ]
 
@@ -542,8 +609,9 @@ _SOCKET: Final = [
         "sock",
         arrival_ms=7,
     ),
+    Case("sock cancellation", b'{"cancel":"a"}', Cancellation("a"), "sock", arrival_ms=7),
     Case("sock blank line", b" \t", None, "sock", arrival_ms=7),
     Case("sock garbage", b"x", Reason.NOT_JSON, "sock", arrival_ms=7),
 ]
 
-CASES: Final = [*_LINES, *_MESSAGES, *_DELAYS, *_DUES, *_OTHERS, *_CSV, *_SOCKET]
+CASES: Final = [*_LINES, *_MESSAGES, *_DELAYS, *_DUES, *_OTHERS, *_CHANGES, *_CSV, *_SOCKET]

@@ -36,6 +36,7 @@ MARKER_AT = (PartQueue, "marker_at")
 RESUME = (PartQueue, "resume")
 FINISH = (ShardWriter, "finish")
 STORE = (ShardWriter, "_store_waiting")
+WRITER_RESUME = (ShardWriter, "_resume")
 
 WATCHED = 'frame_command("WATCH", *marker_keys)'
 COMPARED = "if markers != [move.before for move in transaction.moves]:"
@@ -47,7 +48,7 @@ NOTHING = "redis.call('DBSIZE')"
 FOUND = "bisect_right(self.line_nos, int(line, 16), first, last)"
 LAST_STORED = "{self.due_ms[place - 1]} {self.line_nos[place - 1]:08x}"
 TAKEN_FOR_STORED = """try:
-            done = self._store.schedule(source_id, step.transaction)
+            done = self._store_step(step, queues)
         except Exception:
             step.advance()
             continue"""
@@ -161,11 +162,7 @@ MUTANTS = (
     Mutant(
         "a transaction that was dropped counts as stored",
         (faults.overtaken_in_part,),
-        {
-            SCHEDULE: (
-                ("if replies is None:\n        return None", "if replies is None:\n        return Scheduled(0, 0)"),
-            )
-        },
+        {SCHEDULE: (("if replies is None:\n        return None", "if replies is None:\n        return Scheduled(0)"),)},
     ),
     Mutant(
         "errors within a transaction are overlooked",
@@ -173,7 +170,7 @@ MUTANTS = (
         {
             SCHEDULE: (
                 ("if isinstance(reply, Exception):", "if False:"),
-                (RESULT, f"{RESULT} if isinstance(replies[-1], list) else (0, 0)"),
+                (RESULT, f"{RESULT} if isinstance(replies[-1], list) else (0, ())"),
             )
         },
     ),
@@ -190,7 +187,7 @@ MUTANTS = (
     Mutant(
         "an error counts as stored",
         (faults.commands_lost, faults.server_full),
-        {STORE: (("done = _retrying(partial(self._store.schedule, source_id, step.transaction))", TAKEN_FOR_STORED),)},
+        {STORE: (("done = _retrying(partial(self._store_step, step, queues))", TAKEN_FOR_STORED),)},
     ),
     Mutant(
         "a connection is used again after an error",
@@ -200,7 +197,7 @@ MUTANTS = (
     Mutant(
         "what is known after a lost reply counts twice",
         (faults.replies_lost,),
-        {STORE: (("queue.resume(marker) - before", "queue.resume(marker)"),)},
+        {WRITER_RESUME: (("queue.resume(marker) - before", "queue.resume(marker)"),)},
     ),
     Mutant(
         "rejects are counted with every transaction",

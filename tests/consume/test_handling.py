@@ -6,7 +6,17 @@ from itertools import pairwise
 
 import pytest
 
-from pipeline.consume.handling import DOWN_MS_MAX, FAILURES_MAX, TargetDown, run
+from pipeline.consume.handling import (
+    DOWN_MS_MAX,
+    FAILURES_MAX,
+    PAUSE_MS_FIRST,
+    Breaker,
+    Refused,
+    RetryLater,
+    TargetDown,
+    run,
+)
+from pipeline.core.due import DELAY_SEC_MAX
 from pipeline.core.errors import StoreProtocolError
 from pipeline.store.entries import Entry
 from tests.consume.conftest import GROUP, TOPIC, Stage
@@ -189,4 +199,142 @@ def test_a_pause_holds_up_no_other_consumer_and_an_ordered_group_does_not_change
     gaps = [later - earlier for earlier, later in pairwise(asked_ms)]
     assert bool(gaps) == ordered
     assert max(gaps, default=0) < 30_000
+    consumer.close()
+
+
+def test_a_message_that_is_refused_is_dead_at_once_with_what_was_said(
+    stage: Stage, caplog: pytest.LogCaptureFixture
+) -> None:
+    def handler(entry: Entry) -> None:
+        raise Refused("no such customer\nat all")
+
+    stage.open().close()
+    stage.send(*(f"bad {number}" for number in range(FAILURES_MAX + 3)))
+    handle(stage, handler, lambda: len(stage.dead()) == FAILURES_MAX + 3)
+    assert {(each["reason"], each["attempt"], each["detail"]) for each in stage.dead()} == {
+        ("refused", "1", "no such customer\nat all")
+    }
+    assert stage.clock.now_ms == 0, "a target that refuses works"
+    assert "is a dead letter: it was refused at attempt 1: no such customer" in caplog.text
+
+
+def test_a_handler_says_when_a_message_comes_again(stage: Stage) -> None:
+    said: list[str] = []
+
+    def handler(entry: Entry) -> None:
+        said.append(f"{entry.attempt}")
+        raise RetryLater(3600, "not before noon")
+
+    consumer = stage.open(stopping=lambda: bool(said))
+    stage.send("a")
+    before_ms = consumer.store.now_ms()
+    run(consumer, handler)
+    consumer.close()
+    [start_ms] = stage.client.zrange(stage.keys.buckets(), 0, -1)
+    [(_, due_ms)] = stage.client.zrange(stage.keys.bucket(int(start_ms)), 0, -1, withscores=True)
+    assert 3_600_000 <= due_ms - before_ms < 3_660_000
+    assert (said, stage.dead()) == (["1"], [])
+
+
+def test_a_message_that_is_to_come_later_every_time_is_dead_in_the_end(stage: Stage) -> None:
+    def handler(entry: Entry) -> None:
+        raise RetryLater(0 if entry.attempt == 1 else None, "never")
+
+    stage.open().close()
+    stage.send("a")
+    handle(stage, handler, stage.dead)
+    [letter] = stage.dead()
+    assert (letter["reason"], letter["detail"], letter["attempt"]) == ("failed", "never", "3")
+
+
+def test_a_target_says_how_long_it_is_down(stage: Stage) -> None:
+    tried_ms: list[float] = []
+
+    def handler(entry: Entry) -> None:
+        tried_ms.append(stage.clock.now_ms)
+        if len(tried_ms) < 3:
+            raise TargetDown("closed on Sundays", 86.4)
+
+    stage.open().close()
+    stage.send("a", "b", "c", "d")
+    handle(stage, handler, lambda: len(tried_ms) == 4)
+    assert [later - earlier for earlier, later in pairwise(tried_ms)] == [86_400, 86_400, 0]
+    assert stage.dead() == []
+
+
+@pytest.mark.parametrize("after_sec", [-1, float("nan"), float("inf"), DELAY_SEC_MAX + 1])
+def test_a_time_that_is_none_is_refused_where_it_is_said(after_sec: float) -> None:
+    for kind in (lambda: RetryLater(after_sec), lambda: TargetDown("down", after_sec)):
+        with pytest.raises(ValueError, match="after_sec must be 0 to"):
+            kind()
+
+
+def entry_of(stage: Stage, text: str) -> Entry:
+    return Entry(due_ms=1, body=text, id=text, shard=0, stream="s", entry_id="1-1", delivery_count=1)
+
+
+def test_consumers_that_share_a_target_try_one_message_at_a_time_while_it_is_down(stage: Stage) -> None:
+    breaker, entries = Breaker(), [entry_of(stage, f"{number}") for number in range(16)]
+    assert all(breaker.begin(1_000) for _ in entries)
+    blamed = [breaker.count_failure(entry, TargetDown("down"), 1_000, 1_001) for entry in entries]
+    assert not any(blamed)
+    assert breaker.wait_ms(1_001) == PAUSE_MS_FIRST, "those in flight made the pause longer"
+    assert not breaker.begin(2_000)
+    assert breaker.begin(2_001)
+    assert not breaker.begin(2_001), "two at a time"
+    assert breaker.wait_ms(900_000) > 0, "it is forgotten that one is tried"
+    assert not breaker.count_failure(entries[0], TargetDown("down"), 2_001, 3_000)
+    assert breaker.wait_ms(3_000) == 2 * PAUSE_MS_FIRST
+    assert breaker.begin(5_000)
+    breaker.count_success(entries[1], 2_999)
+    assert not breaker.begin(5_000), "what was taken before the last failure tells nothing"
+    breaker.count_success(entries[0], 5_000)
+    assert all(breaker.begin(5_001) for _ in entries)
+
+
+def test_of_messages_in_flight_together_only_the_first_failures_count(stage: Stage) -> None:
+    breaker = Breaker()
+    entries = [entry_of(stage, f"{number}") for number in range(16)]
+    assert all(breaker.begin(1_000) for _ in entries)
+    blamed = [breaker.count_failure(entry, RetryLater(None), 1_000, 1_001) for entry in entries]
+    assert blamed == [True] * FAILURES_MAX + [False] * (16 - FAILURES_MAX)
+
+
+def test_a_consumer_holds_its_message_while_another_one_tries_the_target(stage: Stage) -> None:
+    handled: list[tuple[str, int, float]] = []
+    breaker = Breaker()
+    stage.open().close()
+    stage.send("a")
+    breaker.begin(0)
+    breaker.count_failure(entry_of(stage, "another"), TargetDown("down", 300), 0, 0)
+    consumer = stage.open(stopping=lambda: bool(handled))
+    run(consumer, lambda entry: handled.append((entry.body, entry.attempt, stage.clock.now_ms)), breaker)
+    consumer.close()
+    assert handled == [("a", 1, 300_000)]
+    assert (stage.pending(), stage.dead()) == (0, [])
+
+
+@pytest.mark.parametrize("cause", ["a stop", "the end of its renewal"])
+def test_a_message_that_is_held_is_given_back(stage: Stage, cause: str) -> None:
+    """It is not tried, and others can have it, before its lease is let go."""
+    stop_ms, handler_timeout_sec = (5_000, 0) if cause == "a stop" else (30_000, 20)
+    breaker = Breaker()
+    breaker.begin(0)
+    breaker.count_failure(entry_of(stage, "another"), TargetDown("down", 300), 0, 0)
+    stage.open().close()
+    stage.send("a")
+
+    def is_given_back() -> bool:
+        rows = stage.client.xpending_range(stage.keys.stream(TOPIC), GROUP, "-", "+", 10)
+        return [(row["time_since_delivered"] > 10**9, row["times_delivered"]) for row in rows] == [(True, 0)]
+
+    def stopping() -> bool:
+        if handler_timeout_sec and stage.clock.now_ms > 12_000:
+            assert is_given_back()
+        return stage.clock.now_ms >= stop_ms
+
+    consumer = stage.open(stopping=stopping, settings={"handler_timeout_sec": handler_timeout_sec})
+    consumer.wait = lambda ms: stage.clock.advance_ms(min(ms, 1_000))
+    run(consumer, lambda entry: pytest.fail("it was tried"), breaker)
+    assert is_given_back()
     consumer.close()

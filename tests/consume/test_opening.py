@@ -72,7 +72,8 @@ def test_without_a_server_it_says_what_to_do(monkeypatch: pytest.MonkeyPatch, tm
     monkeypatch.delenv("REDIS_URL", raising=False)
     monkeypatch.setenv("DUETIME_LOCAL_STATE", str(tmp_path))
     with pytest.raises(
-        ConfigError, match=r"\(unix://.*redis.sock\) does not run: start ./spark-submit.sh, or set REDIS_URL"
+        ConfigError,
+        match=r"\(unix://.*redis.sock\) does not run: start ./spark-submit.sh in the checkout, or set REDIS_URL",
     ):
         open_consumer("topic", "group")
 

@@ -6,9 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from jobs.status import Status, as_json, as_text
+from jobs.status import as_json, as_text
 from pipeline.core.lateness import Lateness
 from pipeline.core.text import age_text
+from pipeline.status import Status
 from pipeline.store.heartbeats import FRESH_MS, IngestProgress, LoopProgress, LoopStats, TopicStats
 from pipeline.store.stats import Stats
 from tests.drain.test_command import command, environ, run, schedule

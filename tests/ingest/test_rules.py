@@ -1,6 +1,7 @@
 """The rules as files are parsed: the table of cases, and the same answers as the reference on lines that nobody thought of."""
 
 import json
+from dataclasses import replace
 from itertools import combinations, product
 
 import numpy as np
@@ -9,11 +10,12 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from pipeline.core.ids import message_id
-from pipeline.core.messages import Message, Reason, Rejection
+from pipeline.core.messages import Cancellation, Message, Reason, Rejection, Replacement
 from pipeline.core.validation import Kind, validate_line
-from pipeline.ingest.parsing import ParsedPart, fast_request
+from pipeline.ingest.parsing import ParsedPart
 from pipeline.ingest.plain_lines import Lines, read_plain_lines
-from tests.cases.requests import CASES
+from pipeline.ingest.usual_lines import fast_request
+from tests.cases.requests import CASES, Expected
 from tests.ingest.files import ARRIVAL_MS, TOKEN, dues, members, parsed
 
 
@@ -24,15 +26,22 @@ def parse_line(line: bytes, kind: Kind, arrival_ms: int, header: str | None) -> 
     return parsed(first + b"\n" + stamp + line + b"\n", kind, 2 if kind == "csv" else 1, arrival_ms)
 
 
-def assert_is(part: ParsedPart, expected: Message | Reason | None, line: bytes) -> None:
+def assert_is(part: ParsedPart, expected: Expected, line: bytes) -> None:
     """Compare what was parsed with what the reference says."""
     if isinstance(expected, Message):
         member = expected.to_member(message_id(TOKEN, 2))
         found = (dues(part), members(part), part.idempotency_keys, part.rejected)
         ids = {0: expected.id} if expected.id else {}
         assert found == ([expected.due_ms], [member], ids, []), line
+        assert list(part.changes) == [], line
         return
     assert members(part) == [], line
+    if isinstance(expected, Cancellation | Replacement):
+        if isinstance(expected, Replacement):
+            expected = Replacement(replace(expected.message, message_id=message_id(TOKEN, 2)))
+        assert (list(part.changes), part.rejected) == ([expected], []), line
+        return
+    assert list(part.changes) == [], line
     assert [(r.line_no, r.rejection.reason, r.raw) for r in part.rejected] == (
         [] if expected is None else [(2, expected, line.decode(errors="replace"))]
     )
@@ -110,6 +119,8 @@ _FIELDS = st.one_of(
     st.tuples(st.just("due"), st.one_of(_TIME_TEXTS, _NUMBER_TEXTS, _ANY_JSON)),
     st.tuples(st.sampled_from(["id", "topic"]), st.one_of(_TEXTS.map(json.dumps), _ANY_JSON)),
     st.tuples(st.just("headers"), st.one_of(_HEADERS.map(json.dumps), _ANY_JSON)),
+    st.tuples(st.just("cancel"), st.one_of(_TEXTS.map(json.dumps), _ANY_JSON)),
+    st.tuples(st.just("replace"), st.one_of(st.sampled_from(["true", "false"]), _ANY_JSON)),
     st.tuples(_TEXTS, _ANY_JSON),
 )
 # Mostly one message and one due time, so that many lines are accepted.
@@ -118,7 +129,7 @@ _WHOLE_LINES = st.tuples(
     st.one_of(
         st.tuples(st.sampled_from(["delay_sec", "countdown"]), _NUMBER_TEXTS), st.tuples(st.just("due"), _TIME_TEXTS)
     ).map(lambda pair: f'"{pair[0]}":{pair[1]}'),
-    st.lists(_FIELDS.map(lambda pair: f"{json.dumps(pair[0])}:{pair[1]}"), max_size=1),
+    st.lists(_FIELDS.map(lambda pair: f"{json.dumps(pair[0])}:{pair[1]}"), max_size=2),
 ).map(lambda parts: "{" + ",".join([parts[0], parts[1], *parts[2]]) + "}")
 _LOOSE_LINES = st.lists(_FIELDS, max_size=4).map(
     lambda pairs: "{" + ",".join(f"{json.dumps(name)}:{value}" for name, value in pairs) + "}"
@@ -130,7 +141,7 @@ _CSV_LINES = st.lists(
     st.one_of(_CELLS, _CELLS.map(lambda cell: '"' + cell.replace('"', '""') + '"')), min_size=1, max_size=4
 ).map(",".join)
 _CSV_HEADERS = st.lists(
-    st.sampled_from(["message", "delay_sec", "due", "id", "topic", "headers", " countdown ", '"due"', "x"]),
+    st.sampled_from(["message", "delay_sec", "due", "id", "topic", "headers", " countdown ", '"due"', "cancel", "replace", "x"]),
     min_size=1, max_size=4,
 ).map(",".join)  # fmt: skip
 

@@ -19,7 +19,7 @@ from pipeline.ingest.query import query_failure, start_query
 from pipeline.ingest.readers import read_landing
 from pipeline.ingest.rejects import WORK_NAME, RejectsWriter
 from pipeline.ingest.transactions import PartQueue
-from pipeline.ingest.writer import BatchWriter, ShardWriter, Summary, WriterSettings, open_stores
+from pipeline.ingest.writer import BatchWriter, ShardWriter, Summary, WriterSettings, open_changing_stores, open_stores
 from pipeline.store.connection import connect
 from pipeline.store.keys import keys_of
 from pipeline.store.redis_store import RedisStore
@@ -169,7 +169,7 @@ def test_a_batch_waits_for_the_disk_where_it_shall(
     settings: WriterSettings, wait_for_disk: bool, waits: list[int]
 ) -> None:
     shard = UnhurriedDisk(settings)
-    writer = ShardWriter(shard, replace(settings, wait_for_disk=wait_for_disk))
+    writer = ShardWriter(shard, open_changing_stores(settings)[0], replace(settings, wait_for_disk=wait_for_disk))
     writer.add(PartQueue(parsed(b'{"message":"m","due":1700000000005}\n' * 3)))
     assert writer.finish() == Summary(stored=3)
     assert shard.waits == waits

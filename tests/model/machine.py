@@ -4,18 +4,18 @@ from collections.abc import Callable
 from typing import Any, ClassVar
 
 import hypothesis.strategies as st
-import pytest
 from hypothesis.stateful import Bundle, invariant, multiple, precondition, rule
 
 from pipeline.core.errors import StoreProtocolError
 from pipeline.core.messages import Message
-from pipeline.store.base import Claim, ClaimReply
-from pipeline.store.by_id import Found, MessagesById
+from pipeline.store.base import Claim, ClaimReply, Found
+from pipeline.store.by_id import MessagesById
+from tests.model.changing import CANCELLED, ChangingMachine
 from tests.model.landed import LandedFile
 from tests.model.pair import DRAIN, Pair
 from tests.model.reference import MESSAGE_ID_LENGTH
 from tests.model.snapshot import read_reference
-from tests.model.storing import LOOPS, StoringMachine
+from tests.model.storing import LOOPS
 from tests.model.times import AROUND_MS, DELAYS_MS, DUES, LEASE_MS, STEPS_MS
 from tests.store.builders import BUCKET_MS
 
@@ -25,10 +25,9 @@ PERMANENT = frozenset(
 
 
 VERBS = st.sampled_from(["get", "cancel", "reschedule"])
-CANCELLED = "cancelled"  # in place of a lease token
 
 
-class StoreMachine(StoringMachine):
+class StoreMachine(ChangingMachine):
     """Files are stored, loops claim, acknowledge and give back, and time goes where it likes."""
 
     permanent: ClassVar[frozenset[str]] = PERMANENT
@@ -158,6 +157,13 @@ class StoreMachine(StoringMachine):
         for message in claim.messages:
             self.look_for(name_of(message.member, message.due_ms, by_handle), verb, due)
 
+    @rule(claim=claims, due=st.sampled_from(DUES))
+    def replace_what_is_given_back(self, claim: Claim, due: tuple[str, int]) -> None:
+        self.give_back(0, claim, len(claim.messages))
+        self.every_promise_holds()
+        if self.seen.places:
+            self.replace_what_is_there(0, due)
+
     def look_for(self, name: str, verb: str, due: tuple[str, int]) -> None:
         due_ms = {"now": self.now_ms, "border": self.border_ms(), "epoch": 0}[due[0]] + due[1]
         calls: dict[str, Callable[[MessagesById], Found]] = {
@@ -169,7 +175,7 @@ class StoreMachine(StoringMachine):
         assert self.hear() == self.reference.take_rings()
         if found.message is None:
             return
-        stored = next(each for each in self.accepted if each.startswith(found.message.message_id.encode()))
+        stored = self.stored_as(found.message.message_id.encode())
         if verb == "cancel":
             assert stored not in self.acknowledged
             self.acknowledged[stored] = (CANCELLED, self.now_ms)
@@ -229,9 +235,13 @@ class StoreMachine(StoringMachine):
 
     def fail_on(self, key: str, call: Callable[[], object]) -> None:
         self.client.set(key, "in the way")
-        with pytest.raises(StoreProtocolError, match="WRONGTYPE"):
+        try:
             call()
-        self.client.delete(key)
+            raise AssertionError("it did not notice the key in its way")
+        except StoreProtocolError as error:
+            assert "WRONGTYPE" in str(error)
+        finally:
+            self.client.delete(key)
 
     # What always holds
 
@@ -245,7 +255,7 @@ class StoreMachine(StoringMachine):
             assert all(start <= due_ms < start + BUCKET_MS or m in self.misfiled for m, due_ms in held.items())
         assert self.seen.index == self.seen.buckets.keys()
         assert self.seen.leases.keys() == self.seen.claims.keys()
-        assert self.seen.counters.get("stored", 0) == len(self.accepted) - len(self.misfiled)
+        assert self.seen.counters.get("stored", 0) == len(self.accepted) - len(self.misfiled) - self.swapped
         self.latest_ms = max(self.latest_ms, self.now_ms)
         self.sound = True
 

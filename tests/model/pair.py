@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeVar
 
 from pipeline.config import DrainSettings
-from pipeline.store.by_id import Found, MessagesById
+from pipeline.store.by_id import MessagesById
 from pipeline.store.redis_store import RedisStore
 from tests.model.reference import PlainScripts
 from tests.model.times import ID_MEMORY_MS, LEASE_MS
@@ -26,11 +26,11 @@ class Pair:
         self.passes = 0
         self._machine = machine
 
-    def same_by_id(self, call: Callable[[MessagesById], Found]) -> Found:
-        """Make a call for one message on both."""
+    def same_by_id(self, call: Callable[[MessagesById], T]) -> T:
+        """Make a call for messages by their ids on both; the answers must be equal."""
         machine, memory_ms = self._machine, DRAIN.id_retention_sec * 1000
         answers = [
-            call(MessagesById(client, [machine.keys], memory_ms, scripts, machine.server_ms()))
+            call(MessagesById(client, [machine.keys], memory_ms, scripts, machine.server_ms))
             for client, scripts in ((machine.client, machine.scripts), (machine.reference, PlainScripts()))
         ]
         assert answers[0] == answers[1]

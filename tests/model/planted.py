@@ -75,7 +75,7 @@ PLANTED = [
         "a transaction that was overtaken counts as done",
         STORE,
         "if replies is None:",
-        "if not replies:\n        return Scheduled(0, 0)\n    if False:",
+        "if not replies:\n        return Scheduled(0)\n    if False:",
     ),
     Planted(
         "only the first bucket is stored",
@@ -121,7 +121,12 @@ PLANTED = [
     Planted("the key of what was cancelled is not looked up", "schedule", "(has_cancelled and", "(false and"),
     Planted("a key is known beyond its time", "schedule", "tonumber(forget_ms) > now_ms", "true"),
     Planted("a place says another time", "schedule", "place_of(member, due_ms))", "place_of(member, due_ms + 1))"),
-    Planted("a duplicate counts as stored", "schedule", "duplicates = duplicates + 1", "stored = stored + 1"),
+    Planted(
+        "a duplicate counts as stored",
+        "schedule",
+        "duplicates[#duplicates + 1] = (cursor - first_identified) / 4",
+        "stored = stored + 1",
+    ),
     Planted(
         "buckets are not indexed",
         "schedule",
@@ -259,18 +264,25 @@ PLANTED = [
     Planted(
         "a cancelled message stays",
         "by_id",
-        "  remove()\n  redis.call('HDEL', attempts",
+        "  remove(set, member, score, held_topic, buckets)\n  redis.call('HDEL', attempts",
         "  redis.call('HDEL', attempts",
     ),
-    Planted("a cancelled key may come again", "by_id", "redis.call('ZADD', cancelled, forget_ms, name)", ""),
+    Planted("a cancelled key may come again", "by_id", "redis.call('ZADD', cancelled, 'GT', forget_ms, name)", ""),
     Planted("a cancelled key keeps its place", "by_id", "redis.call('HDEL', places, name)", ""),
     Planted("attempts of what is cancelled are kept", "by_id", "redis.call('HDEL', attempts, message_id)", ""),
     Planted("a cancellation is not counted", "by_id", "redis.call('HINCRBY', counters, 'cancelled', 1)", ""),
-    Planted("a bucket that is emptied stays indexed", "by_id", "redis.call('ZREM', buckets, start)", ""),
+    Planted(
+        "a bucket that is emptied stays indexed", "by_id", "redis.call('ZREM', buckets, bucket_start(", "tostring(("
+    ),
     Planted("a bucket is not indexed for what comes", "by_id", "  redis.call('ZADD', buckets, start, start)\n", ""),
     Planted("a rescheduled key keeps its old place", "by_id", "redis.call('HSET', places, name,", "tostring(name .."),
-    Planted("a rescheduled message stays where it was too", "by_id", "start, start)\n  remove()\n", "start, start)\n"),
-    Planted("a rescheduled message wakes nobody", "by_id", "redis.call('PUBLISH', wake_channel, new_due_ms)", ""),
+    Planted(
+        "a rescheduled message stays where it was too",
+        "by_id",
+        "start, start)\n  remove(",
+        "start, start)\n  tostring(",
+    ),
+    Planted("a rescheduled message wakes nobody", "by_id", "redis.call('PUBLISH', wake_channel, due_ms)", ""),
     Planted("a handle leads to what has a key", "by_id", "(is_handle and key)", "false"),
     Planted("ids are compared the other way round", "by_id", "return byte < other_byte", "return byte > other_byte"),
     Planted("the search begins behind the first", "by_id", "'-inf', '(' .. score)", "'-inf', '(0')"),
@@ -280,7 +292,91 @@ PLANTED = [
         "member and string.sub(member, 1, MESSAGE_ID_LENGTH) == message_id and member",
         "member",
     ),
-    Planted("what is in flight is cancelled", "by_id", "return {'IN_FLIGHT', '', ''}", "return {'CANCELLED', '', ''}"),
+    Planted("what is in flight is cancelled", "by_id", "status = 'IN_FLIGHT'", "status = 'CANCELLED'"),
+    Planted(
+        "a key is cancelled in any case, unless it is unknown",
+        "by_id",
+        "  if in_any_case then\n    remember_cancelled()",
+        "  if in_any_case and status ~= 'UNKNOWN' then\n    remember_cancelled()",
+    ),
+    Planted(
+        "a key is cancelled in any case, unless it is in flight",
+        "by_id",
+        "  if in_any_case then\n    remember_cancelled()",
+        "  if in_any_case and not is_in_flight then\n    remember_cancelled()",
+    ),
+    Planted("an unknown key is always cancelled", "by_id", "  if in_any_case then\n", "  if verb == 'cancel' then\n"),
+    Planted(
+        "to cancel again forgets sooner",
+        "by_id",
+        "redis.call('ZADD', cancelled, 'GT', ",
+        "redis.call('ZADD', cancelled, ",
+    ),
+    Planted(
+        "what was delivered counts as cancelled",
+        "by_id",
+        "elseif is_remembered(ids, name, now_ms) then",
+        "elseif false then",
+    ),
+    Planted(
+        "a rescheduled replacement is none any more",
+        "by_id",
+        "place_of(new_member, new_due_ms, nil, is_of_replacement(place))",
+        "place_of(new_member, new_due_ms)",
+    ),
+    # replace
+    Planted("what is replaced stays", "replace", "  remove(set, member, score, held_topic, buckets)\n", ""),
+    Planted(
+        "what is replaced is taken out, and nothing comes",
+        "replace",
+        "redis.call('ZADD', new_bucket, new_due_ms, new_member)",
+        "",
+    ),
+    Planted("the bucket of a replacement is not indexed", "replace", "redis.call('ZADD', buckets, start, start)\n", ""),
+    Planted(
+        "a replacement has no place", "replace", "redis.call('HSET', places, name, place_of(", "tostring(place_of("
+    ),
+    Planted(
+        "a replacement is not known as one",
+        "replace",
+        "place_of(new_member, new_due_ms, nil, true)",
+        "place_of(new_member, new_due_ms)",
+    ),
+    Planted("attempts of what is replaced are kept", "replace", "  redis.call('HDEL', attempts, message_id)\n", ""),
+    Planted("the first with its key is not counted", "replace", "redis.call('HINCRBY', counters, 'stored', 1)", ""),
+    Planted(
+        "a replacement counts as one more", "replace", "else\n  redis.call('HINCRBY'", "end\ndo\n  redis.call('HINCRBY'"
+    ),
+    Planted("the last replacement wins", "replace", "is_before(new_id, message_id)", "false"),
+    Planted("the smallest id wins", "replace", "is_before(new_id, message_id)", "is_before(message_id, new_id)"),
+    Planted("the first replacement wins", "replace", "is_before(new_id, message_id)", "true"),
+    Planted(
+        "ids are compared the other way round when they replace",
+        "replace",
+        "return byte < other_byte",
+        "return byte > other_byte",
+    ),
+    Planted(
+        "the greatest id wins, replacement or not", "replace", "(is_of_replacement(place) and is_before(", "(is_before("
+    ),
+    Planted("to replace again undoes a move", "replace", "new_id == message_id or ", ""),
+    Planted(
+        "a cancelled key is replaced",
+        "replace",
+        "not lifts_cancellation and is_remembered(cancelled,",
+        "false and is_remembered(cancelled,",
+    ),
+    Planted(
+        "a cancellation is never lifted",
+        "replace",
+        "not lifts_cancellation and is_remembered(cancelled,",
+        "is_remembered(cancelled,",
+    ),
+    Planted("a cancellation that is lifted is remembered", "replace", "redis.call('ZREM', cancelled, name)", ""),
+    Planted("a cancellation is always lifted", "replace", "if lifts_cancellation then", "if true then"),
+    Planted("a delivered key is replaced", "replace", "is_remembered(ids, name, now_ms)", "false"),
+    Planted("what is in flight is replaced", "replace", "    return {'IN_FLIGHT', '', ''}\n", ""),
+    Planted("a replacement wakes nobody", "replace", "redis.call('PUBLISH', wake_channel, due_ms)", ""),
 ]
 
 # What only the machine with topics can find.
@@ -305,6 +401,30 @@ PLANTED_IN_STREAMS = [
         "the end of a pause leaves the place behind", "resume", "note_place(places, body.id, rows[at],", "tostring("
     ),
     Planted("a held message is rescheduled and stays", "by_id", "or set ~= new_bucket then", "then"),
+    Planted(
+        "a held message is replaced and stays",
+        "replace",
+        "redis.call('ZREM', set, member)",
+        "redis.call('ZREM', held_topic == '' and set or new_bucket, member)",
+    ),
+    Planted(
+        "what a pause holds, or a rate limit, is no replacement any more",
+        "claim",
+        "place_of(member, score, held_topic, is_of_replacement(place))",
+        "place_of(member, score, held_topic)",
+    ),
+    Planted(
+        "what waits for its rate limit is no replacement any more",
+        "claim",
+        "place_of(member, score, held_topic, is_of_replacement(place))",
+        "place_of(member, score, held_topic, held_topic and is_of_replacement(place))",
+    ),
+    Planted(
+        "after a pause it is no replacement any more",
+        "resume",
+        "place_of(member, score, held_topic, is_of_replacement(place))",
+        "place_of(member, score, held_topic)",
+    ),
     Planted("ids are never cleaned up", "claim", "if has_ids then", "if false then"),
     Planted("attempts of what moved are kept", "claim", "redis.call('HDEL', attempts,", "tostring("),
     Planted("attempts of what moved are not told", "claim", "(is_tried and text(tries_before(member) + 1))", "nil"),
@@ -359,6 +479,13 @@ PLANTED_IN_STREAMS = [
     ),
     Planted("looking ahead uses up a rate limit", "claim", "local ahead_ms = {}", "local ahead_ms = next_ms"),
     Planted("the settings of a topic are overlooked", "claim", "(own.sink or of_all.sink)", "(of_all.sink)"),
+    Planted("a webhook is overlooked", "claim", "streams = has_webhook or ", "streams = "),
+    Planted(
+        "the webhook of all topics is that of each",
+        "claim",
+        "(own.webhook or of_all.webhook or '')",
+        "(of_all.webhook or '')",
+    ),
     Planted(
         "settings are those of the first topic",
         "claim",

@@ -49,14 +49,15 @@ class PlainScripts:
 
 @dataclass(frozen=True)
 class Place:
-    """Where the message of an idempotency key is: ``topic`` if it is held. As a text it is what the server keeps."""
+    """Where the message of an idempotency key is: in ``topic`` if it is held. As a text it is what the server keeps."""
 
     message_id: str
     score: int
     topic: str = ""
+    is_replacement: bool = False
 
     def __str__(self) -> str:
-        return f"{self.message_id}{self.score}{':' * bool(self.topic)}{self.topic}"
+        return f"{self.message_id}{self.score}{'r' * self.is_replacement}{':' * bool(self.topic)}{self.topic}"
 
 
 @dataclass
@@ -79,7 +80,12 @@ class ReferenceServer:
         """Run a script."""
         if name == "claim":
             return self._claim(keys, *arguments)
-        return {"ack": self._ack, "release": self._release, "by_id": self._by_id}[name](*arguments)
+        verbs = {"ack": self._ack, "release": self._release, "by_id": self._by_id, "replace": self._replace}
+        return verbs[name](*arguments)
+
+    def pipeline(self, transaction: bool) -> "ReferencePipeline":
+        """Return what asks several things at once."""
+        return ReferencePipeline(self)
 
     def hget(self, key: str, idempotency_key: str) -> bytes | None:
         """Read a place, the only field that the store reads itself."""
@@ -100,10 +106,10 @@ class ReferenceServer:
         if any(self.marker(source_id, move.part_id) != move.before for move in transaction.moves):
             return None
         new = messages_of(transaction)
-        known = 0
-        for message in transaction.identified:
-            if message.idempotency_key in self.places or self._has_ended(message.idempotency_key, self.clock()):
-                known += 1
+        known = []
+        for number, message in enumerate(transaction.identified):
+            if message.idempotency_key in self.places or self.how_it_ended(message.idempotency_key, self.clock()):
+                known.append(number)
             else:
                 self.places[message.idempotency_key] = Place(_message_id(message.member), message.due_ms)
                 new.append((message.bucket_start_ms, message.due_ms, message.member))
@@ -111,11 +117,11 @@ class ReferenceServer:
             self.buckets.setdefault(bucket, {})[stored] = due_ms
         for move in transaction.moves:
             self.markers[source_id, move.part_id] = Marker(move.after, self.clock())
-        self.counters += Counter(stored=len(new), duplicates=known, rejected=transaction.rejected)
+        self.counters += Counter(stored=len(new), duplicates=len(known), rejected=transaction.rejected)
         oldest = self.buckets[min(self.buckets)] if self.buckets else {}
         first = min(((due_ms, m) for m, due_ms in oldest.items()), default=None)
         self.rings += [due_ms for _, due_ms, stored in new if (due_ms, stored) == first]
-        return Scheduled(len(new), known)
+        return Scheduled(len(new), tuple(known))
 
     def marker(self, source_id: str, part_id: str) -> str:
         """Return how far a file is stored."""
@@ -216,18 +222,18 @@ class ReferenceServer:
         """Note where a message went, if its id leads to it."""
         place = self.places.get(idempotency_key)
         if place and place.message_id == _message_id(stored):
-            self.places[idempotency_key] = Place(place.message_id, score, topic)
+            self.places[idempotency_key] = Place(place.message_id, score, topic, place.is_replacement)
 
     def _end(self, idempotency_key: str, forget_ms: int) -> None:
         """Remember the id of a message that was delivered."""
         if self.places.pop(idempotency_key, None) or idempotency_key in self.ids:
             self.ids[idempotency_key] = forget_ms
 
-    def _has_ended(self, name: str, now_ms: int) -> bytes:
+    def how_it_ended(self, name: str, now_ms: int) -> bytes:
         """Return how a message ended that is remembered, or nothing."""
-        if self.cancelled.get(name, now_ms) > now_ms:
-            return b"CANCELLED"
-        return b"DELIVERED" if self.ids.get(name, now_ms) > now_ms else b""
+        if self.ids.get(name, now_ms) > now_ms:
+            return b"DELIVERED"
+        return b"CANCELLED" if self.cancelled.get(name, now_ms) > now_ms else b""
 
     def _forget_ids(self, now_ms: int) -> None:
         over = sorted((until, idempotency_key) for idempotency_key, until in self.ids.items() if until <= now_ms)
@@ -283,41 +289,92 @@ class ReferenceServer:
         due_ms: int | str,
         memory_ms: int,
         now: int | str,
+        in_any_case: int,
         channel: str,
     ) -> list[Any]:
+        now_ms = self._now(now)
         place = _handle_place(name) if is_handle else self.places.get(name)
-        if place is None:
-            return [self._has_ended(name, self._now(now)) or b"UNKNOWN", b"", b""]
-        assert str(place).encode() == place_text, "nothing moves between the two looks of a reference"
-        waiting = self.topics.held if place.topic else self.buckets
-        key: Any = place.topic or place.score - place.score % BUCKET_MS
-        found = [
-            stored
-            for stored, score in waiting.get(key, {}).items()
-            if score == place.score and _message_id(stored) == place.message_id and not (is_handle and _has_key(stored))
-        ]
-        if not found:
-            return [self._has_ended(name, self._now(now)) or b"UNKNOWN" if is_handle else b"IN_FLIGHT", b"", b""]
+        if place is not None:
+            assert str(place).encode() == place_text, "nothing moves between the two looks of a reference"
+        found = self._find(place) if place else None
+        if not place or not found or (is_handle and _has_key(found)):
+            is_in_flight = place is not None and not is_handle
+            status = b"IN_FLIGHT" if is_in_flight else self.how_it_ended(name, now_ms) or b"UNKNOWN"
+            if in_any_case:
+                self._cancel(name, now_ms, memory_ms)
+            return [status, b"", b""]
         if verb == "get":
-            return [b"OK", found[0], str(place.score).encode()]
-        del waiting[key][found[0]]
-        if not waiting[key]:
-            del waiting[key]
+            return [b"OK", found, str(place.score).encode()]
+        self._remove(place, found)
         if verb == "cancel":
-            self._forget_cancelled(self._now(now))
-            self.cancelled[name] = self._now(now) + memory_ms
+            self._cancel(name, now_ms, memory_ms)
             self.places.pop(name, None)
             self.attempts.pop(place.message_id, None)
             self.counters["cancelled"] += 1
-            return [b"OK", found[0], str(place.score).encode()]
-        stored, due_ms = as_if_new(found[0]), int(due_ms)
-        self.buckets.setdefault(due_ms - due_ms % BUCKET_MS, {})[stored] = due_ms
+            return [b"OK", found, str(place.score).encode()]
+        stored, due_ms = as_if_new(found), int(due_ms)
+        self._put(stored, due_ms)
         if not is_handle:
-            self.places[name] = Place(place.message_id, due_ms)
+            self.places[name] = Place(place.message_id, due_ms, is_replacement=place.is_replacement)
+        return [b"OK", stored, str(due_ms).encode()]
+
+    def _replace(
+        self, name: str, place_text: bytes, stored: bytes, due_ms: int, lifts: int, now: int | str, channel: str
+    ) -> list[Any]:
+        now_ms, place = self._now(now), self.places.get(name)
+        assert place_text == (str(place).encode() if place else b""), (
+            "nothing moves between the two looks of a reference"
+        )
+        if place is None and self.how_it_ended(name, now_ms) == b"DELIVERED":
+            return [b"DELIVERED", b"", b""]
+        found = self._find(place) if place else None
+        if place and not found:
+            return [b"IN_FLIGHT", b"", b""]
+        if not lifts and self.cancelled.get(name, now_ms) > now_ms:
+            return [b"CANCELLED", b"", b""]
+        message_id = _message_id(stored)
+        if place and (place.message_id == message_id or (place.is_replacement and place.message_id > message_id)):
+            return [b"OK", found, str(place.score).encode()]
+        if place and found:
+            self._remove(place, found)
+            self.attempts.pop(place.message_id, None)
+        else:
+            self.counters["stored"] += 1
+        if lifts:
+            self.cancelled.pop(name, None)
+        self.places[name] = Place(message_id, due_ms, is_replacement=True)
+        self._put(stored, due_ms)
+        return [b"OK", stored, str(due_ms).encode()]
+
+    def _waiting(self, place: Place) -> tuple[dict[Any, dict[bytes, int]], Any]:
+        """Return where a place is: the sets of its kind, and which of them."""
+        if place.topic:
+            return self.topics.held, place.topic
+        return self.buckets, place.score - place.score % BUCKET_MS
+
+    def _find(self, place: Place) -> bytes | None:
+        sets, key = self._waiting(place)
+        for stored, score in sets.get(key, {}).items():
+            if score == place.score and _message_id(stored) == place.message_id:
+                return stored
+        return None
+
+    def _remove(self, place: Place, stored: bytes) -> None:
+        sets, key = self._waiting(place)
+        del sets[key][stored]
+        if not sets[key]:
+            del sets[key]
+
+    def _put(self, stored: bytes, due_ms: int) -> None:
+        """Schedule a member, and ring if it is due before everything else."""
+        self.buckets.setdefault(due_ms - due_ms % BUCKET_MS, {})[stored] = due_ms
         oldest = self.buckets[min(self.buckets)]
         if (due_ms, stored) == min((score, each) for each, score in oldest.items()):
             self.rings.append(due_ms)
-        return [b"OK", stored, str(due_ms).encode()]
+
+    def _cancel(self, name: str, now_ms: int, memory_ms: int) -> None:
+        self._forget_cancelled(now_ms)
+        self.cancelled[name] = max(now_ms + memory_ms, self.cancelled.get(name, 0))
 
     def _forget_cancelled(self, now_ms: int) -> None:
         over = sorted((until, name) for name, until in self.cancelled.items() if until <= now_ms)
@@ -340,6 +397,23 @@ class ReferenceServer:
 
     def _now(self, argument: int | str) -> int:
         return self.clock() if argument == "" else int(argument)
+
+
+class ReferencePipeline:
+    """Several calls, one after the other."""
+
+    def __init__(self, server: ReferenceServer) -> None:
+        self._server = server
+        self._calls: list[Callable[[], Any]] = []
+
+    def hget(self, key: str, name: str) -> None:
+        self._calls.append(lambda: self._server.hget(key, name))
+
+    def execute_command(self, *command: Any) -> None:
+        self._calls.append(lambda: self._server.execute_command(*command))
+
+    def execute(self, raise_on_error: bool = True) -> list[Any]:
+        return [call() for call in self._calls]
 
 
 def _page(due: Sequence[tuple[int, bytes]], limit: int, bytes_max: int) -> list[tuple[bytes, int]]:

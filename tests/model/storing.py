@@ -52,7 +52,8 @@ class StoringMachine(RuleBasedStateMachine):
         self.landed = 0
         self.accepted: dict[bytes, int] = {}  # member -> due_ms, of everything that was stored
         self.misfiled: set[bytes] = set()  # what was accepted in a wrong bucket
-        self.cancelled: set[bytes] = set()
+        self.cancelled: set[bytes] = set()  # what was cancelled or replaced
+        self.swapped = 0  # how many took the place of another
         self.ids: dict[str, bytes] = {}  # the idempotency key -> the latest message that was stored under it
         self.acknowledged: dict[bytes, tuple[str, int]] = {}  # member -> lease token, and when
         self.seen = self.look()

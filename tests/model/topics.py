@@ -114,7 +114,7 @@ class Topics:
         """Whether the topic of a message does not matter."""
         of_all = self.settings_of("*")
         has_own = bool(self.settings.keys() - {"*"})
-        return not (has_own or self.pauses or of_all.sink == "stream" or of_all.max_rate or of_all.expire_after_sec)
+        return not (has_own or self.pauses or _streams(of_all) or of_all.max_rate or of_all.expire_after_sec)
 
     def put_back(self, topic: str) -> dict[bytes, int]:
         """End a pause; returns what was held."""
@@ -136,7 +136,7 @@ class Topics:
             step.place, step.name = LATER, str(step.later_ms - step.later_ms % 600_000)
         elif step.group:
             step.place, step.name = RETRY, f"{step.topic}:{step.group}"
-        elif settings.sink == "stream":
+        elif _streams(settings):
             step.place = STREAM
         return step
 
@@ -157,6 +157,10 @@ class Topics:
         entry = (step.id, step.message, step.topic, step.due_ms, attempt, why)
         streams, name = (self.dead, step.topic) if step.place == DEAD else (self.streams, step.name)
         streams.setdefault(name, []).append(entry)
+
+
+def _streams(settings: TopicSettings) -> bool:
+    return settings.sink == "stream" or settings.webhook != ""
 
 
 def read_step(stored: bytes, score: int) -> Step:

@@ -138,6 +138,7 @@ def test_the_server_goes_with_its_daemon(start_user: User, url: str, wait_for: W
     (daemon,) = processes("-m pipeline.runtime.server_daemon")
     daemon.kill()
     wait_for(lambda: not processes("valkey-server unixsocket"), "the server is gone")
+    assert ping(url) != b"+PONG\r\n"
 
 
 @pytest.mark.parametrize("times", [1, 3])
@@ -173,6 +174,7 @@ def test_a_server_that_was_started_again_goes_with_its_daemon_too(
     (daemon,) = processes("-m pipeline.runtime.server_daemon")
     daemon.kill()
     wait_for(lambda: not processes("valkey-server unixsocket"), "the server is gone")
+    assert ping(url) != b"+PONG\r\n"
 
 
 def test_a_daemon_whose_server_cannot_be_started_again_tries_until_the_last_user_leaves(

@@ -55,7 +55,8 @@ class History:
         found.update(
             e.what
             for e in self.events
-            if e.what in ("late_acks", "reclaimed", "gave back", "moved", "misfiled", "unheard ring", "cancelled")
+            if e.what in ("late_acks", "reclaimed", "gave back", "moved", "misfiled", "unheard ring")
+            or e.what in ("cancelled", "rescheduled", "replaced")
         )
         claims = Counter(e.details[0] for e in self.of("claimed") if e.details[2])
         found["a claim told again"] = sum(not e.details[2] for e in self.of("claimed"))
@@ -130,17 +131,26 @@ def cancelled(history: History) -> Iterator[str]:
 
 def never_early(history: History) -> Iterator[str]:
     """V5: on the server's clock, which a jump may have set back since the claim."""
-    dues = {m: due_ms for e in history.of("accepted") for m, due_ms in e.details[0]}
+    dues: dict[bytes, int] = {}
+    claimed: dict[
+        tuple[str, bytes], int
+    ] = {}  # when a message was due as it was claimed: it may be rescheduled after that
     latest_ms = 0
     for event in history.events:
+        if event.what == "accepted":
+            dues.update(event.details[0])
+        if event.what == "rescheduled":
+            dues[event.details[0]] = event.details[1]
         if event.what == "claimed":
             latest_ms = max(latest_ms, event.details[3])
+            for m, _ in event.details[1]:
+                claimed.setdefault((event.details[0], m), dues.get(m, 0))
         if event.what == "moved" and event.details[2] < dues[event.details[1]]:
             yield f"{event.details[1].decode()} was moved early"
         if event.what == "delivered":
-            _, m, _, server_ms = event.details
-            if max(latest_ms, server_ms) < dues.get(m, 0):
-                yield f"{m.decode()} came {dues[m] - server_ms} ms early"
+            token, m, _, server_ms = event.details
+            if max(latest_ms, server_ms) < claimed.get((token, m), 0):
+                yield f"{m.decode()} came {claimed[token, m] - server_ms} ms early"
 
 
 def lateness(history: History) -> Iterator[str]:
@@ -149,6 +159,7 @@ def lateness(history: History) -> Iterator[str]:
     unheard = any(True for _ in history.of("unheard ring"))
     jump_ms = max((abs(e.details[2]) for e in history.of("fault") if e.details[0] == "clock jump"), default=0)
     first = {}
+    rescheduled = {e.details[0]: max(e.at_ms, e.details[2]) for e in history.of("rescheduled")}
     for event in history.events:
         if event.what in ("delivered", "moved"):
             first.setdefault(event.details[1], event.at_ms)
@@ -157,7 +168,7 @@ def lateness(history: History) -> Iterator[str]:
             if m not in first:
                 continue
             ends = [end_ms for at_ms, end_ms, *_ in faults if at_ms <= first[m]]
-            from_ms = max(due_at_ms, event.at_ms, *ends, 0)
+            from_ms = max(rescheduled.get(m, due_at_ms), event.at_ms, *ends, 0)
             allowed_ms = WORK_MS + (history.wait_ms_max if unheard or ends else 0)
             if ends:
                 allowed_ms += history.lease_ms + RECOVERY_MS + jump_ms

@@ -23,6 +23,8 @@ OUTCOMES = {
     "moved",
     "misfiled",
     "cancelled",
+    "rescheduled",
+    "replaced",
     "a duplicate",
     "a late arrival",
     "a claim told again",

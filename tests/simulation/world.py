@@ -6,13 +6,16 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import redis
 
 from pipeline.config import TopicSettings
+from pipeline.core.messages import Message
 from pipeline.drain.loop import DrainLoop
-from pipeline.store.by_id import MessagesById, State
+from pipeline.store.base import State
+from pipeline.store.by_id import MessagesById
 from pipeline.store.keys import Keys
 from tests.model.reference import MESSAGE_ID_LENGTH, PlainScripts, ReferenceServer
 from tests.simulation.history import SERVER, Event, History, check
@@ -74,7 +77,9 @@ class World:
     def __init__(self, seed: int, loop_type: type[DrainLoop]) -> None:
         self.random = random.Random(seed)
         self._misfiles = seed % 4 == 0
-        self._cancels = seed % 3 == 0
+        self._change = (self._cancel, self._move, self._replace)[
+            seed % 3
+        ]  # what a caller does with a message of each file
         self.loop_type = loop_type
         self.kernel = Kernel()
         self.keys = Keys("simulated")
@@ -88,6 +93,7 @@ class World:
         self._over = False
         self._knows_scripts = True
         self._clock_offset_ms = 0
+        self._by_key: dict[str, bytes] = {}  # what names the message that has a key now
         self._files_to_come = FILES
         self._processes: dict[int, Process] = {}
         for slot in range(SLOTS):
@@ -139,13 +145,12 @@ class World:
         reply = self.server.execute_command(*words)
         if self.server.counters["misfiled"] > misfiled_before:
             self.note(SERVER, "misfiled")
-        for message_id in self._moved()[len(moved_before) :]:
-            moved = member(int(message_id[14:], 16), token=message_id[:14])
-            self.note(process.name, "moved", "", moved, self.server_ms())
+        for moved in self._moved()[len(moved_before) :]:
+            self.note(process.name, "moved", "", self._by_key.get(moved) or plain(moved), self.server_ms())
         if name == "claim" and reply[0] == b"OK":
             self._note_claim(process, rest[0], reply, before is None, timely, held)
         elif name == "ack":
-            done = tuple(m for m, _ in rows[: reply[1]])
+            done = tuple(plain(m) for m, _ in rows[: reply[1]])
             self.note(process.name, *(("acknowledged", token, done) if reply[0] == b"OK" else ("late_acks", token)))
         elif name == "release" and reply[0] == b"OK":
             self.note(process.name, "gave back" if rest[1] != "" else "reclaimed", token, reply[1])
@@ -169,7 +174,7 @@ class World:
     def _note_claim(
         self, process: Process, token: str, reply: list[Any], new: bool, timely: bool, held: tuple[str, ...]
     ) -> None:
-        rows = tuple((m, attempt + 1) for m, attempt in zip(reply[4][::2], reply[5], strict=True))
+        rows = tuple((plain(m), attempt + 1) for m, attempt in zip(reply[4][::2], reply[5], strict=True))
         others = tuple(other for other in held if other != token) if timely else ()
         self.note(process.name, "claimed", token, rows, new, int(reply[1]), others)
         if timely:
@@ -198,29 +203,58 @@ class World:
         now_ms, token = self.server_ms(), f"{number:014d}"
         dues = [(line, now_ms + self._delay_ms()) for line in range(1, self.random.randint(2, LINES_MAX + 1))]
         waiting = [due_ms for held in self.server.buckets.values() for due_ms in held.values()]
-        assert self.server.schedule("s", transaction(*dues, token=token)) is not None
-        if self._misfiles and self.random.random() < 0.5:
-            self._misfile(*dues[0], token)
+        keyed, others = dues[-1:], dues[:-1]  # the last one has an idempotency key
+        stored = transaction(
+            *others,
+            identified=tuple((*row, f"key-{number}") for row in keyed),
+            token=token,
+            member_of=partial(_member, token),
+        )
+        assert self.server.schedule("s", stored) is not None
+        if self._misfiles and others and self.random.random() < 0.5:
+            self._misfile(*others[0], token)
         rows = [(member(line, token=token), due_ms) for line, due_ms in dues]
+        self._by_key[f"key-{number}"] = rows[-1][0]
         oldest_ms = min(waiting, default=0)
-        due_at_ms = [due_ms - START_MS for _, due_ms in rows]
         late = bool(waiting) and min(due_ms for _, due_ms in rows) < oldest_ms - oldest_ms % BUCKET_MS
-        self.note("ingest", "accepted", rows, late, due_at_ms)
+        self._accept("ingest", rows, late)
+        changed, due_ms = self.random.choice(rows[:-1] or rows)
+        handle = f"~{changed[:MESSAGE_ID_LENGTH].decode()}~{due_ms}"
+        by_key = changed == rows[-1][0] or self._change == self._replace
+        name, changed = (f"key-{number}", rows[-1][0]) if by_key else (handle, changed)
+        # When it is due, mostly: before, in flight, given back, and after.
+        after_ms = max(0, due_ms - now_ms + self.random.uniform(-2, 2) * self.random.choice([1, LEASE_MS]))
+        self.kernel.at(after_ms, lambda: self.is_down or self._change(self._messages(), name, changed))
+
+    def _accept(self, who: str, rows: list[tuple[bytes, int]], late: bool) -> None:
+        self.note(who, "accepted", rows, late, [due_ms - START_MS for _, due_ms in rows])
         if self.server.take_rings():
             self.ring()
-        if self._cancels:
-            stored, due_ms = self.random.choice(rows)
-            name = f"~{stored[:MESSAGE_ID_LENGTH].decode()}~{due_ms}"
-            # When it is due, mostly: before, in flight, given back, and after.
-            after_ms = max(0, due_ms - now_ms + self.random.uniform(-2, 2) * self.random.choice([1, LEASE_MS]))
-            self.kernel.at(after_ms, lambda: self._cancel(name, stored))
 
-    def _cancel(self, name: str, stored: bytes) -> None:
-        if self.is_down:
-            return
-        messages = MessagesById(self.server, [self.keys], DAY_MS, PlainScripts(), self.server_ms())
+    def _messages(self) -> MessagesById:
+        return MessagesById(self.server, [self.keys], DAY_MS, PlainScripts(), self.server_ms)
+
+    def _cancel(self, messages: MessagesById, name: str, changed: bytes) -> None:
         state = messages.cancel(name).state
-        self.note("caller", "cancelled" if state is State.CANCELLED else "not cancelled", stored, state)
+        self.note("caller", "cancelled" if state is State.CANCELLED else "not cancelled", changed, state)
+
+    def _move(self, messages: MessagesById, name: str, changed: bytes) -> None:
+        due_ms = self.server_ms() + self._delay_ms()
+        found = messages.reschedule(name, due_ms)
+        if found.message:
+            self.note("caller", "rescheduled", changed, due_ms, due_ms - START_MS)
+        if self.server.take_rings():
+            self.ring()
+
+    def _replace(self, messages: MessagesById, name: str, changed: bytes) -> None:
+        message_id = f"z{changed[1:MESSAGE_ID_LENGTH].decode()}"  # greater than that of any file
+        due_ms = self.server_ms() + self._delay_ms()
+        found = messages.replace(Message(due_ms, "instead", id=name, message_id=message_id))
+        if found.message:
+            self.note("caller", "cancelled", changed, found.state)
+            self.note("caller", "replaced", changed)
+            self._by_key[name] = plain(message_id)
+            self._accept("caller", [(plain(message_id), due_ms)], late=False)
 
     def ring(self) -> None:
         """Notify all loops."""
@@ -294,6 +328,18 @@ class World:
             del self._processes[slot]
             lives += 1
             self.kernel.let_pass(self.random.uniform(0, RESTART_MS_MAX))
+
+
+def plain(stored: bytes | str) -> bytes:
+    """Return what names a message in the history, from its member or message id: the member that it would be without a key."""
+    message_id = stored[:MESSAGE_ID_LENGTH].decode() if isinstance(stored, bytes) else stored
+    return member(int(message_id[14:], 16), token=message_id[:14])
+
+
+def _member(token: str, line: int, key: str) -> bytes:
+    if not key:
+        return member(line, token=token)
+    return Message(0, f"message {line}", id=key).to_member(f"{token}{line:08x}")
 
 
 @contextmanager

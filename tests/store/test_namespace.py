@@ -85,6 +85,13 @@ def test_what_a_job_is_given_and_the_namespace_has_otherwise_is_refused_with_bot
         adopt_topic_settings(client, settings_of(file, text))
 
 
+def test_a_topic_with_a_webhook_is_the_same_for_a_job_that_was_given_another_sink(client: Any, file: Path) -> None:
+    text = NOTHING_SAID + "[topics]\nwebhook = 'http://h/'\n[topic.mail]\nsink = 'screen'\n"
+    for _ in range(2):
+        adopted = adopt_topic_settings(client, settings_of(file, text, sink="screen"), complete=True)
+        assert [adopted.of_topic(topic).sink for topic in ("mail", "news")] == ["stream", "stream"]
+
+
 def test_the_committed_configuration_gives_nothing(client: Any) -> None:
     given = load_settings({}, {}, None)
     assert given.given == {}

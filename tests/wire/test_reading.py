@@ -2,12 +2,14 @@
 
 import json
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 
 from pipeline.config import RedisSettings
 from pipeline.core.messages import Message
-from pipeline.store.by_id import MessagesById, State
+from pipeline.store.base import Scheduled, State
+from pipeline.store.by_id import MessagesById
 from pipeline.store.connection import connect
 from pipeline.store.dead_letters import DeadLetters
 from pipeline.store.heartbeats import add_up_loops, read_ingests, read_loops
@@ -52,8 +54,8 @@ def test_what_is_written_is_what_was_read(stage: Stage) -> None:
 def test_the_namespace_is_one_of_ours_and_everything_in_it_counts(stage: Stage) -> None:
     assert open_namespace(stage.user, RedisSettings(namespace="duetime"), may_create=False)
     stats = read_stats(stage.user, [KEYS])
-    assert (stats.scheduled, stats.held, stats.in_flight, stats.dead) == (4, 1, 2, 1)
-    assert stats.counters == {"stored": 8, "rejected": 3, "delivered": 11, "dead": 1, "cancelled": 1}
+    assert (stats.scheduled, stats.held, stats.in_flight, stats.dead) == (5, 1, 2, 1)
+    assert stats.counters == {"stored": 9, "rejected": 3, "delivered": 11, "dead": 1, "cancelled": 1}
 
 
 def test_markers_and_idempotency_keys_are_known(stage: Stage) -> None:
@@ -62,16 +64,27 @@ def test_markers_and_idempotency_keys_are_known(stage: Stage) -> None:
     assert sorted(part_id for part_id, _ in store.marked_parts("files")) == ["D" * 14, "L" * 14, "P" * 14]
     known = store.schedule("files", file_of("X" * 14, identified=((1, PAST_MS, "order-3"), (2, PAST_MS, "order-5"))))
     assert known is not None
-    assert (known.stored, known.duplicates) == (1, 1)
+    assert known == Scheduled(1, (0,))
 
 
 def test_messages_are_found_by_their_idempotency_keys(stage: Stage) -> None:
-    messages = MessagesById(stage.user, [KEYS], DAY_MS, now_ms=PAST_MS)
-    states = [messages.get(f"order-{number}").state for number in range(1, 6)]
-    assert states == [State.DELIVERED, State.SCHEDULED, State.IN_FLIGHT, State.CANCELLED, State.UNKNOWN]
+    messages = MessagesById(stage.user, [KEYS], DAY_MS, now_ms=lambda: PAST_MS)
+    states = [messages.get(f"order-{number}").state for number in range(1, 8)]
+    known = [State.DELIVERED, State.SCHEDULED, State.IN_FLIGHT, State.CANCELLED, State.UNKNOWN]
+    assert states == [*known, State.SCHEDULED, State.CANCELLED]
     assert messages.cancel("order-2").message == Message(
         FUTURE_MS, "message 2", "default", "order-2", HEADERS, f"{'L' * 14}00000002"
     )
+
+
+def test_a_replacement_is_known_as_one(stage: Stage) -> None:
+    messages = MessagesById(stage.user, [KEYS], DAY_MS, now_ms=lambda: PAST_MS)
+    there, message_id = messages.get("order-6").message, f"{'K' * 14}00000001"
+    assert there is not None
+    assert messages.replace(replace(there, body="older", message_id=message_id)).message == there
+    other = messages.get("order-2").message
+    assert other is not None
+    assert messages.replace(replace(other, body="replaced", message_id=message_id)).message != other
 
 
 def test_a_claim_in_flight_is_taken_back_and_delivered(stage: Stage) -> None:
@@ -96,6 +109,7 @@ def test_messages_of_every_form_are_delivered_when_they_are_due(stage: Stage) ->
     assert [(one.body, one.id, one.headers) for one in later] == [
         ("message 1", f"{'L' * 14}00000001", {}),
         ("message 2", "order-2", HEADERS),
+        ("message 6", "order-6", HEADERS),
     ]
     retried = stage.client.xrevrange(KEYS.retry(TOPIC, GROUP), count=1)[0][1]
     assert (retried[b"message"], retried[b"attempt"]) == (b"retried later", b"2")

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.config import ROOT, RedisSettings, TopicSettings
-from pipeline.core.messages import Message
-from pipeline.store.base import Transaction
+from pipeline.core.messages import Cancellation, Message, Replacement
+from pipeline.store.base import Changed, Transaction
 from pipeline.store.by_id import MessagesById
 from pipeline.store.connection import connect
 from pipeline.store.heartbeats import write_ingest
@@ -48,7 +48,10 @@ def fill(server: RealServer) -> Keys:
     fill_topics(stage)
     set_topic(client, keys, "default", TopicSettings(sink="screen"))
     fill_buckets(RedisStore(user, keys))
-    assert MessagesById(user, [keys], DAY_MS).cancel("order-4").message
+    messages = MessagesById(user, [keys], DAY_MS)
+    assert messages.cancel("order-4").message
+    replacement = Message(FUTURE_MS, "message 6", "default", "order-6", {"lang": "de"}, f"{'L' * 14}00000006")
+    assert messages.apply([Replacement(replacement), Cancellation("order-7")]) == Changed(cancelled=1, replaced=1)
     return keys
 
 

@@ -20,95 +20,73 @@
 -- ARGV[5] due_ms            int     to reschedule, else ""
 -- ARGV[6] id_retention_ms   int     how long it is known that a message was cancelled
 -- ARGV[7] now_ms            int     "" means the server's clock; tests pass their own
--- ARGV[8] wake_channel      string
+-- ARGV[8] in_any_case       int     1: to cancel: also remember an idempotency key of which nothing waits, so that what comes later with
+--                                   it is not stored
+-- ARGV[9] wake_channel      string
 -- Returns {status, member, score}
 --   OK         done; member and score are those of the message, after it was rescheduled its new ones
 --   MOVED      nothing was done; member is the place where it is now: ask again for that one
---   IN_FLIGHT  a drain loop has it; nothing was done
---   DELIVERED  it has left the schedule; nothing was done
---   CANCELLED  it was cancelled before; nothing was done
---   UNKNOWN    nothing is known of it; nothing was done
+--   IN_FLIGHT  a drain loop has it: it is delivered
+--   DELIVERED  it has left the schedule
+--   CANCELLED  it was cancelled before
+--   UNKNOWN    nothing is known of it
+--   of these four nothing was done, but for what in_any_case says
 --
 -- include common
 -- include member
 -- include places
+-- include waiting
 local places, ids, cancelled, buckets = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local set, new_bucket, attempts, counters = KEYS[5], KEYS[6], KEYS[7], KEYS[8]
 local verb, name, place, is_handle, new_due_ms = ARGV[1], ARGV[2], ARGV[3], ARGV[4] == '1', ARGV[5]
-local now_ms, wake_channel = clock_ms(ARGV[7]), ARGV[8]
+local now_ms, in_any_case, wake_channel = clock_ms(ARGV[7]), ARGV[8] == '1', ARGV[9]
 local forget_ms = text(now_ms + tonumber(ARGV[6]))
 local FORGET_LIMIT = 1000
 
+local function remember_cancelled()
+  local forgotten = redis.call('ZRANGE', cancelled, '-inf', text(now_ms), 'BYSCORE', 'LIMIT', 0, FORGET_LIMIT)
+  if #forgotten > 0 then
+    redis.call('ZREM', cancelled, unpack(forgotten))
+  end
+  redis.call('ZADD', cancelled, 'GT', forget_ms, name)
+end
+
+-- Answer that nothing waits. What was in flight when its key was cancelled in any case is delivered, and both are remembered.
+local function nothing_waits(is_in_flight)
+  local status = is_remembered(cancelled, name, now_ms) and 'CANCELLED' or 'UNKNOWN'
+  if is_in_flight then
+    status = 'IN_FLIGHT'
+  elseif is_remembered(ids, name, now_ms) then
+    status = 'DELIVERED'
+  end
+  if in_any_case then
+    remember_cancelled()
+  end
+  return {status, '', ''}
+end
+
 local found = is_handle and place or redis.call('HGET', places, name)
 if not found then
-  if is_remembered(cancelled, name, now_ms) then
-    return {'CANCELLED', '', ''}
-  end
-  return {is_remembered(ids, name, now_ms) and 'DELIVERED' or 'UNKNOWN', '', ''}
+  return nothing_waits(false)
 end
 if found ~= place then
   return {'MOVED', found, ''}
 end
-local message_id = string.sub(place, 1, MESSAGE_ID_LENGTH)
-local score, held_topic = string.match(string.sub(place, FORM_AT), '^(%d+):?(.*)$')
-
--- Lua compares strings by the server's locale, Redis those of equal score by their bytes.
-local function is_before(one, other)
-  for at = 1, math.min(#one, #other) do
-    local byte, other_byte = string.byte(one, at), string.byte(other, at)
-    if byte ~= other_byte then
-      return byte < other_byte
-    end
-  end
-  return #one < #other
-end
-
--- Return the member with this id. A campaign has a million messages at one millisecond, so it is searched by halves.
-local function find()
-  local low = redis.call('ZCOUNT', set, '-inf', '(' .. score)
-  local stop = low + redis.call('ZCOUNT', set, score, score)
-  local high = stop
-  while low < high do
-    local middle = math.floor((low + high) / 2)
-    if is_before(redis.call('ZRANGE', set, middle, middle)[1], message_id) then
-      low = middle + 1
-    else
-      high = middle
-    end
-  end
-  local member = low < stop and redis.call('ZRANGE', set, low, low)[1]
-  return member and string.sub(member, 1, MESSAGE_ID_LENGTH) == message_id and member
-end
-
-local member = find()
+local message_id, score, held_topic = read_place(place)
+local member = find(set, message_id, score)
 local body = member and string.sub(member, FORM_AT, FORM_AT) ~= 'm' and read_member(member)
 local key = body and body.id ~= message_id and body.id or nil
 if not member or (is_handle and key) then -- a handle leads only to what has no idempotency key: places would not know
-  if not is_handle then
-    return {'IN_FLIGHT', '', ''}
-  end
-  return {is_remembered(cancelled, name, now_ms) and 'CANCELLED' or 'UNKNOWN', '', ''}
+  return nothing_waits(not is_handle)
 end
 if verb == 'get' then
   return {'OK', member, score}
 end
 
-local function remove()
-  redis.call('ZREM', set, member)
-  local start = bucket_start(tonumber(score))
-  if held_topic == '' and redis.call('EXISTS', set) == 0 then
-    redis.call('ZREM', buckets, start)
-  end
-end
-
 if verb == 'cancel' then
-  local forgotten = redis.call('ZRANGE', cancelled, '-inf', text(now_ms), 'BYSCORE', 'LIMIT', 0, FORGET_LIMIT)
-  if #forgotten > 0 then
-    redis.call('ZREM', cancelled, unpack(forgotten))
-  end
-  redis.call('ZADD', cancelled, forget_ms, name)
+  remember_cancelled()
   redis.call('HDEL', places, name)
-  remove()
+  remove(set, member, score, held_topic, buckets)
   redis.call('HDEL', attempts, message_id)
   redis.call('HINCRBY', counters, 'cancelled', 1)
   return {'OK', member, score}
@@ -124,15 +102,12 @@ local start = bucket_start(tonumber(new_due_ms))
 if new_member ~= member or set ~= new_bucket then
   redis.call('ZADD', new_bucket, new_due_ms, new_member)
   redis.call('ZADD', buckets, start, start)
-  remove()
+  remove(set, member, score, held_topic, buckets)
 else
   redis.call('ZADD', set, new_due_ms, member)
 end
 if not is_handle then
-  redis.call('HSET', places, name, place_of(new_member, new_due_ms))
+  redis.call('HSET', places, name, place_of(new_member, new_due_ms, nil, is_of_replacement(place)))
 end
-local oldest = redis.call('ZRANGE', buckets, 0, 0)[1]
-if oldest == start and redis.call('ZRANGE', new_bucket, 0, 0)[1] == new_member then
-  redis.call('PUBLISH', wake_channel, new_due_ms)
-end
+ring_if_first(buckets, start, new_bucket, new_member, new_due_ms, wake_channel)
 return {'OK', new_member, new_due_ms}

@@ -262,7 +262,8 @@ local found, is_found = {}, {}
 for _, step in ipairs(plan) do
   local topic = step.body.topic
   move(step)
-  if step.kind ~= 'bucket' and not is_found[topic] then
+  -- One whose key has something is in `topics` already; with thousands of topics, saying so again took 3 % of the time.
+  if step.kind ~= 'bucket' and checked[step.key] == 0 and not is_found[topic] then
     found[#found + 1], is_found[topic] = topic, true
   end
 end

@@ -4,12 +4,12 @@
 -- caller saw them. Without the flag allow-oom a server that is out of memory refuses the transaction as a whole.
 --
 -- KEYS[1] buckets   ZSET  bucket_start_ms of every bucket that is not empty
--- KEYS[2] markers    ZSET  marker token -> epoch ms at which its marker moved last
+-- KEYS[2] markers   ZSET  part id -> epoch ms at which its marker moved last
 -- KEYS[3] places    HASH  idempotency key -> place of a message that is scheduled or in flight, see include/places.lua
 -- KEYS[4] ids       ZSET  idempotency key -> epoch ms at which it is forgotten
 -- KEYS[5] cancelled ZSET  idempotency key -> epoch ms at which it is forgotten
 -- KEYS[6] counters  HASH
--- KEYS[7..] marker   STRING  one for each move; then bucket ZSET  member -> due_ms, one for each bucket
+-- KEYS[7..] marker STRING  one for each move; then bucket ZSET  member -> due_ms, one for each bucket
 -- ARGV[1] wake_channel  string
 -- ARGV[2] stored        int     messages without an id, added by this transaction
 -- ARGV[3] first_member  string  the first of these, "" if there are none
@@ -17,9 +17,9 @@
 -- ARGV[5] now_ms        int     "" means the server's clock; tests pass their own
 -- ARGV[6] moves         int     number of markers
 -- ARGV[7] buckets       int     number of buckets
--- then for each move: marker token, marker; then for each bucket: bucket_start_ms
+-- then for each move: part id, marker; then for each bucket: bucket_start_ms
 -- then for each message with an id: number of its bucket from 1, due_ms, member, idempotency_key
--- Returns {stored, duplicates}: duplicates are messages whose idempotency key is known
+-- Returns {stored, duplicates}: duplicates are the numbers, from 0, of those messages with an id whose idempotency key is known
 --
 -- include common
 -- include places
@@ -41,7 +41,8 @@ local function has_ended(id)
   return (has_ids and is_remembered(ids, id, now_ms)) or (has_cancelled and is_remembered(cancelled, id, now_ms))
 end
 
-local duplicates, cursor = 0, first_start + bucket_count
+local duplicates, first_identified = {}, first_start + bucket_count
+local cursor = first_identified
 while cursor < #ARGV do
   local bucket, due_ms = KEYS[first_bucket + tonumber(ARGV[cursor]) - 1], ARGV[cursor + 1]
   local member, idempotency_key = ARGV[cursor + 2], ARGV[cursor + 3]
@@ -50,7 +51,7 @@ while cursor < #ARGV do
     is_new[member] = true
     stored = stored + 1
   else
-    duplicates = duplicates + 1
+    duplicates[#duplicates + 1] = (cursor - first_identified) / 4
   end
   cursor = cursor + 4
 end
@@ -65,7 +66,7 @@ for move = 0, move_count - 1 do
   redis.call('SET', KEYS[FIRST_MARKER + move], ARGV[FIRST_MOVE + 2 * move + 1])
   redis.call('ZADD', markers, text(now_ms), ARGV[FIRST_MOVE + 2 * move])
 end
-for name, count in pairs({stored = stored, duplicates = duplicates, rejected = rejected}) do
+for name, count in pairs({stored = stored, duplicates = #duplicates, rejected = rejected}) do
   if count > 0 then
     redis.call('HINCRBY', counters, name, count)
   end

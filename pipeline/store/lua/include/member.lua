@@ -1,5 +1,6 @@
 local FORM_AT = MESSAGE_ID_LENGTH + 1 -- where a member has the letter of its form
 local NAME_LENGTH_MAX = 64
+local NOTHING = {} -- one for all: making a table costs more than most that is done here
 
 local function is_name(value)
   return type(value) == 'string' and #value <= NAME_LENGTH_MAX and string.find(value, '^[%w._-]+$')
@@ -49,9 +50,9 @@ local function read_member(member)
   end
   local is_json, body = pcall(cjson.decode, rest)
   if (form == 'j' or form == 'r') and is_json and type(body) == 'table' and type(body.message) == 'string' then
-    local rescheduled = form == 'r' and body or {}
+    local rescheduled = form == 'r' and body or NOTHING
     local due_ms, attempt, group = number_of(rescheduled.due_ms), number_of(rescheduled.attempt or 1), rescheduled.group
-    local has_strings = type(body.id or '') == 'string' and are_strings(body.headers or {})
+    local has_strings = type(body.id or '') == 'string' and are_strings(body.headers or NOTHING)
     if has_strings and is_name(body.topic or 'default') and (not group or is_name(group)) and (due_ms and attempt or form == 'j') then
       return {
         topic = body.topic or 'default', message = body.message, id = body.id, headers = body.headers,

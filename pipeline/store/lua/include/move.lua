@@ -17,18 +17,14 @@ end
 local function write_entry(step)
   local member, body = step.member, step.body
   local attempt = body.attempt or (is_tried and text(tries_before(member) + 1)) or '1'
-  local fields = {
-    'id', id_of(member, body), 'message', body.message, 'topic', body.topic, 'due_ms', step.due_ms, 'attempt', attempt,
-  }
-  if body.headers and next(body.headers) then
-    fields[#fields + 1], fields[#fields + 2] = 'headers', cjson.encode(body.headers)
-  end
+  local more = body.headers and next(body.headers) and {'headers', cjson.encode(body.headers)} or NOTHING
   if step.kind == 'dead' then
-    for _, value in ipairs({'reason', step.reason, 'group', body.group or '', 'died_ms', text(now_ms)}) do
-      fields[#fields + 1] = value
-    end
+    more = {'reason', step.reason, 'group', body.group or '', 'died_ms', text(now_ms), unpack(more)}
   end
-  redis.call('XADD', step.key, '*', unpack(fields))
+  redis.call(
+    'XADD', step.key, '*', 'id', id_of(member, body), 'message', body.message, 'topic', body.topic, 'due_ms', step.due_ms,
+    'attempt', attempt, unpack(more)
+  )
   if is_tried then
     redis.call('HDEL', attempts, string.sub(member, 1, MESSAGE_ID_LENGTH))
   end

@@ -4,17 +4,23 @@ local function is_remembered(set, id, now_ms)
   return forget_ms and tonumber(forget_ms) > now_ms
 end
 
--- Where the message of an idempotency key is while it is scheduled or in flight: its message id and its score in the bucket; and, if its
--- topic is paused, ":" and the topic. That it is known afterwards is what `ids` says.
-local function place_of(member, score, held_topic)
-  return string.sub(member, 1, MESSAGE_ID_LENGTH) .. score .. (held_topic and ':' .. held_topic or '')
+-- Where the message of an idempotency key is while it is scheduled or in flight: its message id and its score in the bucket; "r", if it
+-- is a replacement; and, if its topic is paused, ":" and the topic. That it is known afterwards is what `ids` says.
+local function place_of(member, score, held_topic, is_replacement)
+  local mark, held = is_replacement and 'r' or '', held_topic and ':' .. held_topic or ''
+  return string.sub(member, 1, MESSAGE_ID_LENGTH) .. score .. mark .. held
+end
+
+-- Whether the message of a place is a replacement: as long as it waits, whatever moves it.
+local function is_of_replacement(place)
+  return string.find(place, '^%d+r', MESSAGE_ID_LENGTH + 1)
 end
 
 -- Note where a message goes, if this is where its id leads to: another program may store the same id without it.
 local function note_place(places, id, member, score, held_topic)
   local place = redis.call('HGET', places, id)
   if place and string.sub(place, 1, MESSAGE_ID_LENGTH) == string.sub(member, 1, MESSAGE_ID_LENGTH) then
-    redis.call('HSET', places, id, place_of(member, score, held_topic))
+    redis.call('HSET', places, id, place_of(member, score, held_topic, is_of_replacement(place)))
   end
 end
 

@@ -23,8 +23,9 @@ local function settings_of(topic)
   if not settings then
     local own = has_own_settings and settings_at(topic) or {}
     local max_rate = tonumber(own.max_rate or of_all.max_rate) or 0
+    local has_webhook = (own.webhook or of_all.webhook or '') ~= '' -- its messages are posted from its stream, whatever the sink
     settings = {
-      streams = (own.sink or of_all.sink) == 'stream',
+      streams = has_webhook or (own.sink or of_all.sink) == 'stream',
       expire_ms = 1000 * (tonumber(own.expire_after_sec or of_all.expire_after_sec) or 0),
       interval_ms = max_rate > 0 and 1000 * shards / max_rate or 0,
     }
@@ -48,7 +49,7 @@ end
 local function route(member, due_ms, next_ms)
   local body = read_member(member)
   local topic, settings = body.topic, settings_of(body.topic)
-  local step = {member = member, body = body, score = due_ms, due_ms = body.due_ms or due_ms}
+  local step = {member = member, body = body, score = due_ms, due_ms = body.due_ms or due_ms, kind = false, name = false, key = false}
   local name = body.group and topic .. ':' .. body.group
   local retry = name and target('retry', name)
   local go_ms
