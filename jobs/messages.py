@@ -1,16 +1,33 @@
-"""Show, cancel or move messages that wait, by their ids."""
+"""Show, list, cancel or move messages that wait."""
 
 import argparse
 import json
+from collections.abc import Iterator
+from itertools import islice
 
-from pipeline.cli import EXIT_FAILURE, EXIT_SUCCESS, Stop, new_parser, open_connection, parse_command, run_main
+from pipeline.cli import (
+    EXIT_FAILURE,
+    EXIT_SUCCESS,
+    Stop,
+    add_when,
+    due_ms_given,
+    new_parser,
+    open_connection,
+    parse_command,
+    run_main,
+)
 from pipeline.config import Settings
-from pipeline.core.due import DELAY_SEC_MAX, due_ms_of_text, is_due_in_range
+from pipeline.core.due import DUE_MS_MAX, due_ms_of_text
 from pipeline.core.errors import ConfigError
-from pipeline.core.text import span_ms, span_text, utc_text, visible
-from pipeline.store.by_id import Found, MessagesById, State, handle_of
+from pipeline.core.messages import DEFAULT_TOPIC
+from pipeline.core.text import span_text, utc_text, visible
+from pipeline.store.base import Found, State
+from pipeline.store.by_id import MessagesById, handle_of
 from pipeline.store.connection import server_ms
+from pipeline.store.listing import ScheduledMessage, list_scheduled
 
+LIMIT = 50  # messages that are listed
+BODY_MAX = 100  # characters of a message that a line shows
 SENTENCES = {
     State.IN_FLIGHT: "is in flight: a drain loop has it",
     State.DELIVERED: "is delivered, or a dead letter",
@@ -28,30 +45,47 @@ def parse_arguments(arguments: list[str]) -> tuple[argparse.Namespace, Settings]
     parser = new_parser("messages", __doc__ or "")
     parser.add_argument(
         "what",
-        choices=["show", "cancel", "move"],
-        help="show: state and content; cancel: never deliver it, also if its file is read again; move: give it another due time",
+        choices=["show", "list", "cancel", "move"],
+        help="show: state and content; list: what is scheduled, in order of due time; cancel: never deliver it, also if its file "
+        "is read again; move: give it another due time",
     )
     parser.add_argument(
-        "ids", nargs="+", metavar="ID", help="the id of the request, or the handle of a message without one"
+        "ids", nargs="*", metavar="ID", help="the id of the request, or the handle of a message without one"
     )
-    when = parser.add_mutually_exclusive_group()
-    when.add_argument(
-        "--in", dest="delay", metavar="TIME", help="move: due so long from now, such as 90s, 15m, 2h or 7d; 0s is now"
+    add_when(parser, "move: due")
+    parser.add_argument(
+        "--from", dest="from_", metavar="TIME", help="list: due from this time on (ISO 8601 with its zone)"
     )
-    when.add_argument("--at", metavar="TIME", help="move: due at this time in ISO 8601 with Z or an offset")
+    parser.add_argument("--until", metavar="TIME", help="list: due before this time")
+    parser.add_argument("--topic", default="", metavar="NAME", help="list: of this topic alone")
+    parser.add_argument(
+        "--limit", type=int, default=LIMIT, metavar="N", help=f"list: at most so many (default: {LIMIT})"
+    )
     parser.add_argument(
         "--format", choices=["text", "json"], default="text", help="output for people or for programs (default: text)"
     )
     given, settings = parse_command(parser, arguments, "redis")
-    if (given.what == "move") != (given.delay is not None or given.at is not None):
-        raise ConfigError("Say when: move ID --in TIME or --at TIME, which show and cancel do not take.")
-    given.delay_ms = span_ms(given.delay) if given.delay is not None else 0
-    if given.delay_ms is None or given.delay_ms > DELAY_SEC_MAX * 1_000:
-        raise ConfigError(f"--in takes a number and s, m, h or d, at most 366d, not {given.delay!r}.")
-    given.due_ms = due_ms_of_text(given.at) if given.at is not None else 0
-    if given.due_ms is None or not is_due_in_range(given.due_ms):
-        raise ConfigError(f"--at takes a time such as 2026-01-31T12:00:00Z, not {given.at!r}.")
+    given.due_ms_from = due_ms_given(given)
+    if (given.what == "move") != (given.due_ms_from is not None):
+        raise ConfigError("Say when: move ID --in TIME or --at TIME, which the others do not take.")
+    if (given.what == "list") == bool(given.ids):
+        raise ConfigError("show, cancel and move take the ids of messages, and list takes none.")
+    if given.limit < 1:
+        raise ConfigError(f"--limit takes a number from 1 on, not {given.limit}.")
+    given.from_ms, given.until_ms = read_time("--from", given.from_, 0), read_time("--until", given.until, DUE_MS_MAX)
     return given, settings
+
+
+def read_time(option: str, text: str | None, otherwise: int) -> int:
+    """Return the epoch ms of an option.
+
+    Raises:
+        ConfigError: it is no time.
+    """
+    found = otherwise if text is None else due_ms_of_text(text)
+    if found is None:
+        raise ConfigError(f"{option} takes a time such as 2026-01-31T12:00:00Z, not {text!r}.")
+    return found
 
 
 def main(arguments: list[str], stop: Stop) -> int:
@@ -61,9 +95,12 @@ def main(arguments: list[str], stop: Stop) -> int:
     with open_connection(settings, stop, may_create=False) as connection:
         messages = MessagesById(connection.client, connection.shards, settings.drain.id_retention_sec * 1_000)
         now_ms = server_ms(connection.client)
+        if given.what == "list":
+            print_list(list_scheduled(connection.client, connection.shards, given.from_ms, given.until_ms), given)
+            return EXIT_SUCCESS
         for name in given.ids:
             if given.what == "move":
-                found = messages.reschedule(name, given.due_ms or now_ms + given.delay_ms)
+                found = messages.reschedule(name, given.due_ms_from(now_ms))
             else:
                 found = messages.cancel(name) if given.what == "cancel" else messages.get(name)
             print(as_text(name, found, given.what, now_ms) if given.format == "text" else as_json(name, found))
@@ -72,6 +109,22 @@ def main(arguments: list[str], stop: Stop) -> int:
             if not (found.message or is_known or is_cancelled):
                 exit_code = EXIT_FAILURE
     return exit_code
+
+
+def print_list(scheduled: Iterator[ScheduledMessage], given: argparse.Namespace) -> None:
+    """Print a line for each message; on a terminal its end is cut off."""
+    found = (each for each in scheduled if given.topic in ("", each.message.topic))
+    page = [*islice(found, given.limit)]
+    for each in page:
+        if given.format == "json":
+            print(json.dumps(each.message.to_record() | {"id": each.id, "due_ms": each.due_ms}))
+        else:
+            topic = "" if each.message.topic == DEFAULT_TOPIC else f" {each.message.topic}"
+            print(f"{utc_text(each.due_ms)}{topic} {visible(each.id)}: {visible(each.message.body[:BODY_MAX])}")
+    if given.format == "text" and not page:
+        print("Nothing is scheduled there.")
+    elif given.format == "text" and next(found, None):
+        print("There are more: --limit N shows so many.")
 
 
 def as_json(name: str, found: Found) -> str:

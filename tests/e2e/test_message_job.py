@@ -1,13 +1,17 @@
 """One message at a time from the command line."""
 
 import json
+import os
+import subprocess
+import sys
+from threading import Event
 
 import pytest
 
 from jobs.messages import as_text
+from pipeline.client import Duetime
 from pipeline.core.messages import Message
-from pipeline.store.base import NO_MARKER, IdentifiedMessage, MarkerMove, MessageRows, Transaction
-from pipeline.store.by_id import Found, State
+from pipeline.store.base import NO_MARKER, Found, IdentifiedMessage, MarkerMove, MessageRows, State, Transaction
 from pipeline.store.keys import Keys
 from pipeline.store.redis_store import RedisStore
 from tests.e2e.commands import Checkout
@@ -67,12 +71,99 @@ def test_a_message_is_shown_moved_and_cancelled(checkout: Checkout) -> None:
         (("move", "tea", "--in", "367d"), "at most 366d"),
         (("move", "tea", "--at", "2026-01-31 12:00"), "--at takes a time such as 2026-01-31T12:00:00Z"),
         (("move", "tea", "--at", "1969-01-31T12:00:00Z"), "--at takes a time such as 2026-01-31T12:00:00Z"),
+        (("list", "tea"), "show, cancel and move take the ids of messages, and list takes none."),
+        (("show",), "show, cancel and move take the ids of messages, and list takes none."),
+        (("list", "--limit", "0"), "--limit takes a number from 1 on, not 0."),
+        (("list", "--from", "today"), "--from takes a time such as 2026-01-31T12:00:00Z, not 'today'."),
     ],
 )
 def test_wrong_use_is_told_in_a_sentence(checkout: Checkout, words: tuple[str, ...], said: str) -> None:
     with real_server() as server:
         lines = told(checkout, server, JOB, *words, code=2)
         assert len(lines) == 1 and said in lines[0]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ((), "Say what and when: MESSAGE --in TIME, or MESSAGE --at TIME."),
+        (("tea",), "Say what and when: MESSAGE --in TIME, or MESSAGE --at TIME."),
+        (("tea", "--in", "3x"), "--in takes a number and s, m, h or d, at most 366d, not '3x'."),
+        (("", "--in", "3m"), "The field message is empty."),
+        (("tea", "--in", "3m", "--id", "a b"), "The field id takes 1 to 128 of A-Z a-z 0-9 . _ : -, not 'a b'."),
+        (("tea", "--in", "3m", "--header", "lang"), "--header takes NAME=VALUE, not 'lang'."),
+        (("tea", "--lines"), "--lines takes everything from the lines: leave the message and its options out."),
+        (("--lines", "--topic", "mail"), "--lines takes everything from the lines"),
+    ],
+)
+def test_what_can_not_be_scheduled_is_told_in_a_sentence(checkout: Checkout, words: tuple[str, ...], said: str) -> None:
+    with real_server() as server:
+        lines = told(checkout, server, "jobs/schedule.py", *words, code=2)
+        assert len(lines) == 1 and said in lines[0]
+
+
+def test_a_message_is_scheduled_and_listed(checkout: Checkout) -> None:
+    with real_server() as server:
+        job = "jobs/schedule.py"
+        [line] = told(checkout, server, job, "tea is ready", "--at", "2100-01-01T00:00:00Z", "--id", "tea")
+        assert line.startswith("tea: due 2100-01-01 00:00:00Z, in ")
+        [line] = told(checkout, server, job, "coffee", "--in", "3m", "--id", "tea")
+        assert line.startswith("tea: not stored, as the id is known: due 2100-01-01 00:00:00Z, in ")
+        options = ("--topic", "mail", "--header", "lang=en", "--header", "to=a=b", "--format", "json")
+        receipt = json.loads(told(checkout, server, job, "x\ny", "--in", "2h", *options)[0])
+        assert (receipt["state"], receipt["is_duplicate"]) == ("scheduled", False)
+        [record] = told(checkout, server, JOB, "show", receipt["id"], "--format", "json")
+        assert json.loads(record)["headers"] == {"lang": "en", "to": "a=b"}
+        first, second = told(checkout, server, JOB, "list")
+        assert first.endswith(f" mail {receipt['id']}: x\\ny")
+        assert second == "2100-01-01 00:00:00Z tea: tea is ready"
+        assert told(checkout, server, JOB, "list", "--from", "2099-01-01T00:00:00Z") == [second]
+        more = [first, "There are more: --limit N shows so many."]
+        assert told(checkout, server, JOB, "list", "--limit", "1") == more
+        assert told(checkout, server, JOB, "list", "--until", "2020-01-01T00:00:00Z") == ["Nothing is scheduled there."]
+        [record] = told(checkout, server, JOB, "list", "--topic", "mail", "--format", "json")
+        assert json.loads(record)["id"] == receipt["id"]
+
+
+def test_lines_are_scheduled_as_they_come(checkout: Checkout) -> None:
+    with real_server() as server:
+        options = ["jobs/schedule.py", "--lines", "--redis", server.url]
+        environ = os.environ | {"PYTHONPATH": str(checkout.root)}
+        command = [sys.executable, "-P", *options]
+        with subprocess.Popen(
+            command,
+            cwd=checkout.root,
+            env=environ,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        ) as job:
+            assert job.stdin and job.stdout and job.stderr
+            job.stdin.write(b'{"message": "first", "delay_sec": 3600, "id": "first"}\n')
+            job.stdin.flush()
+            with Duetime(server.url) as duetime:
+                waited = Event()
+                for _ in range(1_000):  # while more may come
+                    if duetime.get("first").message or waited.wait(0.01):
+                        break
+                assert duetime.get("first").message
+            long = b'{"message": "' + b"x" * 5_000_000 + b'", "delay_sec": 1}'
+            lines = [
+                b'{"cancel": "never"}',
+                b'{"message": "f", "delay_sec": 1, "id": "first", "replace": true}',
+                b"nonsense",
+                b"",
+                b'{"message": "f", "delay_sec": 1, "id": "first"}',
+                long,
+            ]
+            lines.append(b'{"message": "last", "delay_sec": 1}')
+            out, err = job.communicate(b"\n".join(lines))
+            assert (job.returncode, out) == (
+                1,
+                b"8 lines: 2 stored, 1 duplicates, 2 rejected, 1 cancelled, 1 replaced\n",
+            )
+            rejected = [json.loads(line) for line in err.splitlines()]
+            assert [(each["line"], each["reason"]) for each in rejected] == [(4, "not_json"), (7, "line_too_long")]
 
 
 def test_what_other_programs_wrote_cannot_drive_the_terminal() -> None:
