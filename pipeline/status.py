@@ -1,0 +1,138 @@
+"""One look at a namespace and its jobs, and whether all is well."""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from pipeline.core.text import age_text, count_text, span_text
+from pipeline.store.heartbeats import (
+    FRESH_MS,
+    LOOP_COUNTERS,
+    IngestProgress,
+    LoopProgress,
+    TopicStats,
+    add_up_loops,
+    add_up_topics,
+    count_running_ingests,
+    read_ingests,
+    read_loops,
+)
+from pipeline.store.keys import Keys
+from pipeline.store.stats import Stats, read_stats
+
+COUNTERS = ("delivered", "rejected", "stored", "duplicates", "reclaimed", "late_acks", "misfiled")
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """One look at a namespace and its jobs; the latest heartbeat comes first."""
+
+    stats: Stats
+    loops: Sequence[LoopProgress]
+    ingests: Sequence[IngestProgress]
+    running_ingests: int
+
+    def running_loops(self) -> list[LoopProgress]:
+        """Return the loops that have not ended and whose heartbeat is fresh."""
+        return [each for each in self.loops if not each.has_ended and self.stats.now_ms - each.seen_ms < FRESH_MS]
+
+    def is_empty(self) -> bool:
+        """Return whether the namespace holds no message, as one that no job has used."""
+        stats = self.stats
+        return not any((stats.scheduled, stats.held, stats.in_flight, stats.dead))
+
+    def problems(self) -> list[str]:
+        """Return what keeps messages from being delivered in time, one clause each; nothing if all is well."""
+        stats, found = self.stats, []
+        if not self.running_loops() and (stats.scheduled > stats.held or stats.in_flight):
+            last = max(self.loops, key=lambda each: each.seen_ms, default=None)
+            if last is None:
+                found.append("no drain loop has been seen in the last hour")
+            elif last.has_ended:
+                found.append(
+                    f"no drain loop is running, the last one ended {age_text(stats.now_ms - last.seen_ms)} ago"
+                )
+            else:
+                found.append(f"no drain loop has been seen for {age_text(stats.now_ms - last.seen_ms)}")
+        if stats.late:
+            are = "is" if stats.late == 1 else "are"
+            found.append(f"{count_text(stats.late, 'message')} {are} late, the oldest by {span_text(stats.overdue_ms)}")
+        return found
+
+    def verdict(self) -> str:
+        """Return whether all is well, in one line that begins with OK or PROBLEM."""
+        problems = self.problems()
+        if problems:
+            return f"PROBLEM: {', '.join(problems)}"
+        ingests, loops = self.running_ingests, len(self.running_loops())
+        return (
+            f"OK: {_count_or_no(ingests, 'ingest job')} and {_count_or_no(loops, 'drain loop')} running, nothing late"
+        )
+
+    def counts(self) -> dict[str, int]:
+        """Return every number of messages by its name."""
+        return {
+            "scheduled": self.stats.scheduled,
+            "held": self.stats.held,
+            "in_flight": self.stats.in_flight,
+            "late": self.stats.late,
+            "dead": self.stats.dead,
+            **{name: self.stats.counters.get(name, 0) for name in COUNTERS},
+        }
+
+    def to_record(self) -> dict[str, Any]:
+        """Return it for programs: counts of messages, times in epoch ms UTC."""
+        return {
+            "verdict": self.verdict(),
+            **self.counts(),
+            "next_due_ms": self.stats.next_due_ms,
+            "overdue_ms": self.stats.overdue_ms,
+            "now_ms": self.stats.now_ms,
+            "running_ingest_jobs": self.running_ingests,
+            "ingest": [asdict(progress) for progress in self.ingests],
+            "drain": _drain_record(self),
+        }
+
+
+def read_status(client: Any, shards: Sequence[Keys]) -> Status:
+    """Read everything that is shown.
+
+    Raises:
+        StoreError: no answer, or an error.
+    """
+    stats = read_stats(client, shards)
+    return Status(
+        stats=stats,
+        loops=read_loops(client, shards[0]),
+        ingests=read_ingests(client, shards[0]),
+        running_ingests=count_running_ingests(client, shards[0], stats.now_ms),
+    )
+
+
+def _drain_record(status: Status) -> dict[str, object]:
+    """Return what the drain loops of the last hour did, each since it started, added up; times are epoch ms UTC."""
+    total = add_up_loops(each.stats for each in status.loops)
+    return {
+        "loops": len(status.loops),
+        "running": len(status.running_loops()),
+        "seen_ms": max((each.seen_ms for each in status.loops), default=None),
+        **{name: getattr(total, name) for name in LOOP_COUNTERS},
+        "errors": total.errors,
+        "lateness": _lateness_record(add_up_topics(total.topics.values())),
+        "topics": {topic: _lateness_record(each) for topic, each in sorted(total.topics.items())},
+    }
+
+
+def _lateness_record(stats: TopicStats) -> dict[str, int]:
+    """Return how many messages were delivered, and how late."""
+    return {
+        "delivered": stats.delivered,
+        "p50_ms": stats.lateness.quantile_ms(0.5),
+        "p99_ms": stats.lateness.quantile_ms(0.99),
+        "max_ms": stats.lateness.max_ms,
+    }
+
+
+def _count_or_no(number: int, noun: str) -> str:
+    """Return ``no loop``, ``1 loop`` or ``2 loops``."""
+    return count_text(number, noun) if number else f"no {noun}"

@@ -1,0 +1,219 @@
+"""One request while it is answered: its headers, parameters and body, read within bounds."""
+
+import asyncio
+import json
+from collections.abc import Callable, Mapping
+from typing import Any, Final, TypeVar
+from urllib.parse import parse_qsl
+
+import msgspec
+from starlette.responses import Response
+
+from pipeline.client.requests import due_ms_of
+from pipeline.config import ApiSettings, check_name
+from pipeline.core.errors import ConfigError, RequestRefused
+from pipeline.core.messages import Reason
+from pipeline.web.problems import Problem
+
+JSON: Final = b"application/json"
+LINES: Final = b"application/x-ndjson"
+SMALL_BODY_BYTES_MAX: Final = 256 * 1024  # of a body that is neither a message nor a batch
+PARAMETERS_MAX: Final = 50
+ALWAYS: Final = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
+
+
+T = TypeVar("T")
+
+
+class ClientGone(Exception):
+    """Nobody waits for the answer."""
+
+
+class Reading:
+    """How many bytes of bodies are held, of all requests."""
+
+    def __init__(self, bytes_max: int) -> None:
+        self.bytes = 0
+        self._bytes_max = bytes_max
+
+    def take(self, count: int) -> None:
+        """Hold some more.
+
+        Raises:
+            Problem: ``busy``.
+        """
+        if self.bytes + count > self._bytes_max:
+            raise Problem("busy", "Too many bodies are being read.", closes=True)
+        self.bytes += count
+
+
+class Call:
+    """A request."""
+
+    def __init__(self, scope: Mapping[str, Any], receive: Any, settings: ApiSettings, reading: Reading) -> None:
+        self.method: str = scope["method"]
+        self.headers: dict[bytes, bytes] = dict(scope["headers"])
+        self.path: Mapping[str, str] = scope.get("path_params", {})
+        self.held = 0  # bytes of its body
+        self._query: bytes = scope["query_string"]
+        self._receive = receive
+        self._settings = settings
+        self._reading = reading
+
+    def release(self) -> None:
+        """Let go of the body."""
+        self._reading.bytes -= self.held
+        self.held = 0
+
+    def header(self, name: bytes) -> str:
+        """Return the text of a header, "" if it is not there."""
+        return self.headers.get(name, b"").decode("latin-1").strip()
+
+    async def body(
+        self, content_type: bytes, limit: int, too_long: str = "body_too_long", packed: bool = False
+    ) -> bytes:
+        """Read the body.
+
+        Args:
+            limit: how many bytes it may have.
+
+            too_long: the word of the problem of one that has more.
+
+            packed: whether it may have a content coding, which is left to the caller.
+
+        Raises:
+            Problem: it has another type, is too long, or too slow.
+            ClientGone: it ended early.
+        """
+        given = self.headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
+        if given != content_type:
+            raise Problem("wrong_content_type", f"Send Content-Type: {content_type.decode()}.", closes=True)
+        coding = self.headers.get(b"content-encoding", b"identity").strip().lower()
+        if coding not in ((b"identity", b"gzip") if packed else (b"identity",)):
+            raise Problem(
+                "wrong_content_type", f"Send no Content-Encoding{' but gzip' if packed else ''}.", closes=True
+            )
+        length = self.headers.get(b"content-length", b"0")
+        if int(length) > limit:
+            raise self._too_long(too_long, limit)
+        try:
+            async with asyncio.timeout(self._settings.body_timeout_sec):
+                return await self._read(limit, too_long)
+        except TimeoutError:
+            detail = f"A body must be there within {self._settings.body_timeout_sec:g} s."
+            raise Problem("too_slow", detail, closes=True) from None
+
+    async def _read(self, limit: int, too_long: str) -> bytes:
+        chunks: list[bytes] = []
+        size, has_more = 0, True
+        while has_more:
+            message = await self._receive()
+            if message["type"] == "http.disconnect":
+                raise ClientGone
+            chunk: bytes = message["body"]
+            has_more = message["more_body"]
+            size += len(chunk)
+            if size > limit:
+                raise self._too_long(too_long, limit)
+            self._reading.take(len(chunk))
+            self.held += len(chunk)
+            chunks.append(chunk)
+        return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+
+    def _too_long(self, word: str, limit: int) -> Problem:
+        return Problem(word, f"At most {limit} bytes are allowed.", closes=True)
+
+    async def fields(self, *names: str) -> dict[str, Any]:
+        """Read the body as a JSON object with some of these fields.
+
+        Raises:
+            Problem: it is something else.
+            ClientGone: it ended early.
+        """
+        body = await self.body(JSON, SMALL_BODY_BYTES_MAX)
+        try:
+            found = json.loads(body)
+        except (ValueError, RecursionError) as exc:
+            raise Problem(Reason.NOT_JSON, "The body is not JSON.") from exc
+        if not isinstance(found, dict):
+            raise Problem(Reason.NOT_AN_OBJECT, "The body is JSON but not an object with fields.")
+        for name in found.keys() - {*names}:
+            raise Problem(Reason.UNKNOWN_FIELD, f"The field {name[:80]!r} is not one of {', '.join(names)}.")
+        return found
+
+    def parameters(self, *names: str) -> "Parameters":
+        """Return the query, which may have these parameters.
+
+        Raises:
+            Problem: it has others, or one of them twice.
+        """
+        try:
+            pairs = parse_qsl(self._query.decode("latin-1"), keep_blank_values=True, max_num_fields=PARAMETERS_MAX)
+        except ValueError as exc:
+            raise Problem("bad_parameter", "The query has too many parameters.") from exc
+        given = dict(pairs)
+        for name in given.keys() - {*names}:
+            takes = f"it takes {', '.join(names)}" if names else "it takes none"
+            raise Problem("bad_parameter", f"There is no parameter {name[:80]!r}; {takes}.")
+        if len(given) < len(pairs):
+            raise Problem("bad_parameter", "A parameter is there twice.")
+        return Parameters(given)
+
+
+class Parameters:
+    """Values that are given as text; a method raises ``bad_parameter`` for one that is not fit."""
+
+    def __init__(self, given: Mapping[str, str]) -> None:
+        self._given = given
+
+    def text(self, name: str) -> str:
+        """Return a value as it is, "" if it is not given."""
+        return self._given.get(name, "")
+
+    def number(self, name: str, default: int, least: int, most: int) -> int:
+        """Return a whole number."""
+        text = self._given.get(name, str(default))
+        if not (text.isascii() and text.isdigit() and len(text) < 16 and least <= int(text) <= most):
+            raise Problem("bad_parameter", f"The parameter {name} takes {least} to {most}, not {text[:80]!r}.")
+        return int(text)
+
+    def flag(self, name: str) -> bool:
+        """Return whether a value is 1."""
+        text = self._given.get(name, "0")
+        if text not in ("0", "1"):
+            raise Problem("bad_parameter", f"The parameter {name} takes 0 or 1, not {text[:80]!r}.")
+        return text == "1"
+
+    def time_ms(self, name: str, default: int) -> int:
+        """Return a time, ISO 8601 with a zone or epoch ms, as epoch ms."""
+        text = self._given.get(name)
+        if text is None:
+            return default
+        value = int(text) if text.isascii() and text.isdigit() else text
+        return self._read(name, lambda: due_ms_of(value))
+
+    def topic(self, name: str) -> str:
+        """Return the name of a topic, "" if it is not given."""
+        text = self._given.get(name, "")
+        return self._read(name, lambda: check_name("topic", text)) if text else ""
+
+    def _read(self, name: str, read: Callable[[], T]) -> T:
+        try:
+            return read()
+        except (RequestRefused, ConfigError, ValueError) as exc:
+            raise Problem("bad_parameter", f"The parameter {name}: {exc}") from exc
+
+
+def answer(record: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+    """Return an answer of JSON."""
+    return Response(msgspec.json.encode(record), status, {**ALWAYS, **(headers or {})}, "application/json")
+
+
+def problem_answer(problem: Problem) -> Response:
+    """Return an answer that is an error."""
+    return Response(problem.body(), problem.status, {**ALWAYS, **problem.headers}, "application/problem+json")
+
+
+def text_answer(text: str | bytes, media_type: str = "text/plain") -> Response:
+    """Return an answer of text."""
+    return Response(text, 200, ALWAYS, media_type)

@@ -1,0 +1,144 @@
+"""Who may ask: tokens and rights, hosts, origins, content types."""
+
+import hashlib
+import re
+import socket
+from pathlib import Path
+
+import httpx
+import pytest
+
+from pipeline.config import ApiSettings
+from pipeline.core.errors import ConfigError
+from pipeline.web.access import Access, read_tokens
+from pipeline.web.app import OPERATIONS
+from pipeline.web.problems import Problem
+from pipeline.web.server import listen
+from tests.servers import RealServer
+from tests.web.running import Api, running, settings_of
+
+
+def digest(token: str) -> str:
+    return hashlib.sha256(token.encode()).hexdigest()
+
+
+@pytest.fixture
+def tokens(tmp_path: Path) -> Path:
+    path = tmp_path / "tokens"
+    path.write_text(
+        f"# who may ask\n\nshop {digest('s3cret')} schedule\nwatch {digest('look')} read\n"
+        f"admin {digest('all')} schedule read operate\n"
+    )
+    return path
+
+
+def bearer(token: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {token}"}
+
+
+def reason(response: httpx.Response) -> tuple[int, str]:
+    return response.status_code, response.json().get("reason", "")
+
+
+def test_each_operation_takes_its_right_and_no_more(server: RealServer, tokens: Path) -> None:
+    rights = {"s3cret": {"schedule"}, "look": {"read"}, "all": {"schedule", "read", "operate"}}
+    with running(settings_of(server.url, tokens=str(tokens))) as api:
+        for template, operations in OPERATIONS.items():
+            path = re.sub(r"\{\w+\}", "x", template)
+            for method, operation in operations.items():
+                for token, has in rights.items():
+                    found = api.request(method, path, headers=bearer(token))
+                    is_refused = found.status_code in (401, 403)
+                    assert is_refused == (operation.right is not None and operation.right not in has), (
+                        method,
+                        path,
+                        token,
+                    )
+                if operation.right:
+                    for wrong in ({}, bearer("wrong"), {"Authorization": "Basic x"}, bearer(digest("all"))):
+                        found = api.request(method, path, headers=wrong)
+                        assert reason(found) == (401, "no_token")
+                        assert found.headers["www-authenticate"] == "Bearer"
+        assert reason(api.get("/v1/status", headers=bearer("s3cret"))) == (403, "not_allowed")
+        assert api.get("/v1/status", headers={"Authorization": "bEARER look"}).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "text", ["", "# none\n", "name", "name abc read", f"name {'0' * 64}", f"name {'0' * 64} write"]
+)
+def test_a_file_without_a_token_or_with_a_wrong_line_is_refused(tmp_path: Path, text: str) -> None:
+    (tmp_path / "tokens").write_text(text)
+    with pytest.raises(ConfigError, match="tokens"):
+        read_tokens(str(tmp_path / "tokens"))
+    with pytest.raises(ConfigError, match="can't be read"):
+        read_tokens(str(tmp_path / "none"))
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.1", "example.org"])
+def test_without_tokens_only_this_machine_may_reach_it(host: str, tokens: Path) -> None:
+    with pytest.raises(ConfigError, match="--tokens"):
+        Access(ApiSettings(host=host), [], lambda: 0.0)
+    Access(ApiSettings(host=host), read_tokens(str(tokens)), lambda: 0.0)
+    Access(ApiSettings(host=host, unix="/tmp/s"), [], lambda: 0.0)
+    for loopback in ("127.0.0.1", "127.1.2.3", "::1", "localhost"):
+        Access(ApiSettings(host=loopback), [], lambda: 0.0)
+
+
+def test_a_name_that_is_not_ours_is_refused(api: Api) -> None:
+    for host in ("evil.example", "127.0.0.1.evil.example", "", "localhost:x", "localhost:1:2", "[::1"):
+        assert reason(api.get("/livez", headers={"Host": host})) == (421, "wrong_host"), host
+    for host in ("localhost", "LOCALHOST:1", "127.0.0.1:8600", "[::1]:8600"):
+        assert api.get("/livez", headers={"Host": host}).status_code == 200, host
+
+
+def test_answers_are_sent_without_delay() -> None:
+    with listen(ApiSettings(port=0)) as (listener, _):
+        assert listener.proto == socket.IPPROTO_TCP, "or asyncio would leave Nagle's algorithm on, at 40 ms an answer"
+
+
+def test_the_hosts_of_the_settings_count(server: RealServer) -> None:
+    with running(settings_of(server.url, hosts="api.example.org, other.example.org")) as api:
+        assert api.get("/livez", headers={"Host": "API.example.org:443"}).status_code == 200
+        assert reason(api.get("/livez")) == (421, "wrong_host")
+
+
+def test_a_page_of_somebody_else_reaches_nothing(api: Api) -> None:
+    own = f"http://127.0.0.1:{api.port}"
+    foreign: list[dict[str, str]] = [
+        {"Origin": "http://evil.example"},
+        {"Origin": "null"},
+        {"Origin": "http://127.0.0.1:1"},
+        {"Sec-Fetch-Site": "cross-site"},
+        {"Sec-Fetch-Site": "same-site"},
+        {"Origin": "http://evil.example", "Sec-Fetch-Site": "same-origin"},
+    ]
+    body = {"message": "m", "delay_sec": 60}
+    for headers in foreign:
+        assert reason(api.post("/v1/messages", json=body, headers=headers)) == (403, "foreign_origin"), headers
+        assert reason(api.get("/v1/messages", headers=headers)) == (403, "foreign_origin"), headers
+        assert reason(api.request("OPTIONS", "/v1/messages", headers=headers)) == (403, "foreign_origin"), headers
+    allowed: list[dict[str, str]] = [{"Origin": own}, {"Sec-Fetch-Site": "same-origin"}, {"Sec-Fetch-Site": "none"}]
+    for headers in allowed:
+        found = api.post("/v1/messages", json=body, headers=headers)
+        assert found.status_code == 201, headers
+        assert not [name for name in found.headers if name.startswith("access-control")]
+    for form in ("text/plain", "application/x-www-form-urlencoded", "multipart/form-data", ""):
+        found = api.post("/v1/messages", content=b'{"message":"m","delay_sec":1}', headers={"Content-Type": form})
+        assert reason(found) == (415, "wrong_content_type")
+    assert len(api.listed()) == len(allowed)
+
+
+def test_a_token_has_a_rate(tokens: Path) -> None:
+    now = 0.0
+    access = Access(ApiSettings(rate_per_token=2), read_tokens(str(tokens)), lambda: now)
+    one, other = ({b"authorization": f"Bearer {token}".encode()} for token in ("all", "look"))
+    for _ in range(2):
+        assert access.check_caller(one, "read").name == "admin"
+    with pytest.raises(Problem, match="2 requests a second") as refused:
+        access.check_caller(one, "read")
+    assert (refused.value.status, refused.value.headers["Retry-After"]) == (429, "1")
+    assert access.check_caller(other, "read").name == "watch"
+    now = 0.5
+    access.check_caller(one, "read")
+    with pytest.raises(Problem):
+        access.check_caller(one, "read")
