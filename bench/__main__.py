@@ -16,6 +16,8 @@ BENCHMARKS = (
     "backlog",
     "drain",
     "streams",
+    "client",
+    "api",
 )  # bench/<name>.py with run(Options) -> Result and tables(Result) -> str
 OTHERS = ("profile", "report")
 
@@ -44,7 +46,7 @@ def parse_arguments(arguments: list[str]) -> tuple[str, Options]:
     parser.add_argument("--rounds", type=int, metavar="N", help="rounds after the first (5), or files (latency: 60)")
     parser.add_argument("--master", default="local[*]", metavar="URL", help="Spark's master (default: local[*])")
     parser.add_argument(
-        "--only", default="", metavar="A,B", help="some subjects of ingest, or parts of drain, streams or profile"
+        "--only", default="", metavar="A,B", help="some subjects of ingest, or parts of drain, streams, api or profile"
     )
     parser.add_argument(
         "--max",

@@ -2,9 +2,11 @@
 
 import importlib
 import re
+from textwrap import fill
 
 from bench.common import ROOT, Options, load_result
 
+WIDTH = 100  # as all Markdown here
 README = ROOT / "bench" / "README.md"
 _MARKED = re.compile(r"(<!-- (\w+): .*?-->\n).*?(<!-- end -->)", re.DOTALL)
 
@@ -27,4 +29,5 @@ def _table(name: str) -> str:
     result = load_result(name)
     if result is None:
         return f"Not measured yet: `bench/run.sh {name}`, then `bench/run.sh report`."
-    return str(importlib.import_module(f"bench.{name}").tables(result))
+    text = str(importlib.import_module(f"bench.{name}").tables(result))
+    return "\n".join(line if line.startswith("|") else fill(line, WIDTH) for line in text.splitlines())

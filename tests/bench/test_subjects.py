@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from bench import client
 from bench.common import ROOT, result_path
 from bench.ingest import TITLES
 from bench.raw import fill_buffers, pack_command, pack_zadds, pack_zrems, send_buffers
@@ -120,3 +121,11 @@ def test_the_benchmark_of_streams_runs_and_leaves_a_result() -> None:
         "groups": 2,
         "takeover": 200,
     }
+
+
+def test_the_benchmark_of_the_client_runs_and_leaves_a_result() -> None:
+    command = ["bench/run.sh", "client", "--quick", "--rows", "50"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=240)
+    assert done.returncode == 0, done.stderr
+    [sample] = json.loads(result_path("client", quick=True).read_text())["samples"]["verbs"]
+    assert sample.keys() - {"subject", "round"} == client.VERBS.keys()
