@@ -1,6 +1,7 @@
 """The loop that moves messages into streams, as users run it: killed, cut off and robbed of its server, each message moves once."""
 
 import signal
+import threading
 from collections import Counter
 from collections.abc import Iterator
 
@@ -32,6 +33,7 @@ class Transfer:
         self.server = server
         self.proxy = Proxy(server.folder / "s", server.folder / "p")
         self._checkout = checkout
+        self._restarting = threading.Lock()
 
     def store(self) -> Counter[str]:
         """Store messages of several topics in several buckets; returns their texts."""
@@ -64,8 +66,10 @@ class Transfer:
         return read_stats(self.server.client(), [KEYS]).scheduled
 
     def restart(self) -> None:
-        self.server.kill()
-        self.server.start()
+        # Two loops may meet their traps at once, and a second server would take the first one's socket.
+        with self._restarting:
+            self.server.kill()
+            self.server.start()
 
 
 @pytest.fixture

@@ -52,6 +52,35 @@ def test_a_crash_in_the_middle_of_a_batch_leaves_no_hole_and_no_copy(checkout: C
         assert stored() == 4 * LINES
 
 
+def test_rows_cancel_and_replace_whichever_file_comes_first(checkout: Checkout) -> None:
+    def requests(key: str, text: str) -> list[dict[str, object]]:
+        return [{"id": f"{key}-{n}", "message": f"{text} {key}-{n}", "delay_sec": 0} for n in range(3)]
+
+    def changes(key: str) -> list[dict[str, object]]:
+        return [{"cancel": f"{key}-0"}, {**requests(key, "new")[1], "replace": True}]
+
+    with real_server() as server:
+        environ = {"REDIS_URL": server.url, "DUETIME_REDIS_SHARDS": "3"}
+        ingest = checkout.run("jobs/ingest.py", environ=environ)
+        checkout.drop("1.jsonl", *requests("first", "old"))
+        ingest.wait_for_line(": 3 in, 3 stored, 0 duplicates, 0 rejected, ")
+        checkout.drop("2.jsonl", *changes("first"))
+        ingest.wait_for_line(": 2 in, 0 stored, 0 duplicates, 0 rejected, 1 cancelled, 1 replaced, ")
+        checkout.drop("3.jsonl", *changes("last"))
+        ingest.wait_for(lambda c: c.screen().count(", 1 cancelled, 1 replaced, ") == 2, "the changes that come first")
+        checkout.drop("4.jsonl", *requests("last", "old"))
+        ingest.wait_for_line(": 3 in, 1 stored, 2 duplicates, 0 rejected, ")
+        drained = checkout.run("jobs/drain.py", "--until-empty", "--format", "json", environ=environ)
+        assert drained.end() == 0
+        checkout.drop("5.jsonl", {"cancel": "first-1"}, {"cancel": "last-0"})
+        ingest.wait_for_line(": 2 in, 0 stored, 1 duplicates, 0 rejected, 1 late, ")
+        assert ingest.stop() == 0, ingest.screen()
+    assert " rejected, 2 cancelled, 2 replaced, 1 late" in ingest.screen()
+    assert sorted(record["message"] for record in drained.records()) == [
+        *("new first-1", "new last-1", "old first-2", "old last-2")
+    ]
+
+
 class LineServer:
     """Serves lines on a port to whoever connects, as ``nc -lk`` does."""
 
@@ -229,9 +258,15 @@ def test_a_stop_that_java_gets_as_well_while_spark_starts_is_no_error(checkout: 
         ingest = checkout.run("jobs/ingest.py", environ={"REDIS_URL": server.url})
         job = psutil.Process(ingest.process.pid)
 
+        def is_java(process: psutil.Process) -> bool:
+            try:
+                return "org.apache.spark" in " ".join(process.cmdline())
+            except psutil.NoSuchProcess:
+                return False  # or a zombie: Spark's start-up script may leave one to Java, which reaps none
+
         def java() -> list[psutil.Process]:
             with contextlib.suppress(psutil.NoSuchProcess):
-                return [p for p in job.children(recursive=True) if "org.apache.spark" in " ".join(p.cmdline())]
+                return [process for process in job.children(recursive=True) if is_java(process)]
             return []
 
         ingest.wait_for(lambda _: bool(java()), "Java")
