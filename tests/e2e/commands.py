@@ -105,6 +105,11 @@ class Checkout:
                 shutil.copytree(source, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
             else:
                 shutil.copy2(source, folder / name)
+        # The set-up would go through the link, and make anew an environment that others may be using.
+        installed = ROOT / ".venv" / "installed" / "requirements.lock"
+        assert installed.exists() and installed.read_bytes() == (ROOT / "requirements.lock").read_bytes(), (
+            ".venv is not what requirements.lock says: run tests/run.sh --version first"
+        )
         (folder / ".venv").symlink_to(ROOT / ".venv")
 
     def run(self, *arguments: str, environ: dict[str, str] | None = None) -> Command:
