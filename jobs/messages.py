@@ -22,9 +22,10 @@ from pipeline.core.errors import ConfigError
 from pipeline.core.messages import DEFAULT_TOPIC
 from pipeline.core.text import span_text, utc_text, visible
 from pipeline.store.base import Found, State
-from pipeline.store.by_id import MessagesById, handle_of
+from pipeline.store.by_id import MessagesById
 from pipeline.store.connection import server_ms
 from pipeline.store.listing import ScheduledMessage, list_scheduled
+from pipeline.store.places import handle_of
 
 LIMIT = 50  # messages that are listed
 BODY_MAX = 100  # characters of a message that a line shows

@@ -14,6 +14,7 @@ from pipeline.core.errors import PipelineError as DuetimeError
 from pipeline.core.errors import RequestRefused as RequestRefused
 from pipeline.core.errors import StoreFull as StoreFull
 from pipeline.core.errors import StoreUnavailable as StoreUnavailable
+from pipeline.core.errors import VersionDiffers as VersionDiffers
 from pipeline.core.messages import Message as Message
 from pipeline.store.base import Found as Found
 from pipeline.store.base import State as State
@@ -38,4 +39,5 @@ __all__ = [
     "StoreFull",
     "StoreUnavailable",
     "TargetDown",
+    "VersionDiffers",
 ]

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import islice
@@ -154,9 +154,9 @@ class AsyncDuetime:
         """Look for a message; see ``Duetime.get``."""
         return await self._call(self._duetime.get, id)
 
-    async def cancel(self, id: str) -> Found:
+    async def cancel(self, id: str, *, if_versions: Collection[str] = ()) -> Found:
         """Take a message out of the schedule; see ``Duetime.cancel``."""
-        return await self._call(self._duetime.cancel, id)
+        return await self._call(self._duetime.cancel, id, if_versions=if_versions)
 
     async def get_many(self, ids: Sequence[str]) -> list[Found]:
         """Look for messages; see ``Duetime.get_many``."""
@@ -166,17 +166,19 @@ class AsyncDuetime:
         """Cancel messages; see ``Duetime.cancel_many``."""
         return await self._call(self._duetime.cancel_many, ids)
 
-    async def replace(self, request: Request) -> Found:
+    async def replace(self, request: Request, *, if_versions: Collection[str] = ()) -> Found:
         """Have a request's id mean this message; see ``Duetime.replace``."""
-        return await self._call(self._duetime.replace, request)
+        return await self._call(self._duetime.replace, request, if_versions=if_versions)
 
-    async def put(self, message: Message) -> Found:
+    async def put(self, message: Message, if_versions: Collection[str] = ()) -> Found:
         """Have the id of a message that is checked already mean it; see ``Duetime.replace``."""
-        return await self._call(self._duetime.put, message)
+        return await self._call(self._duetime.put, message, if_versions)
 
-    async def reschedule(self, id: str, *, delay: Delay | None = None, due: Due | None = None) -> Found:
+    async def reschedule(
+        self, id: str, *, delay: Delay | None = None, due: Due | None = None, if_versions: Collection[str] = ()
+    ) -> Found:
         """Give a message that waits another due time; see ``Duetime.reschedule``."""
-        return await self._call(self._duetime.reschedule, id, delay=delay, due=due)
+        return await self._call(self._duetime.reschedule, id, delay=delay, due=due, if_versions=if_versions)
 
     async def upcoming(
         self, *, topic: str = "", after: Due | None = None, before: Due | None = None

@@ -1,7 +1,7 @@
 """The client of a program with threads, or none."""
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
@@ -18,9 +18,10 @@ from pipeline.core.due import DUE_MS_MAX
 from pipeline.core.errors import RequestRefused, StoreError
 from pipeline.core.messages import DEFAULT_TOPIC, Change, Message, Reason, Replacement
 from pipeline.store.base import Changed, Found, Scheduled, State
-from pipeline.store.by_id import MessagesById, handle_of
+from pipeline.store.by_id import MessagesById
 from pipeline.store.keys import keys_of
 from pipeline.store.listing import ScheduledMessage, list_scheduled
+from pipeline.store.places import handle_of
 from pipeline.store.scripts import Scripts
 from pipeline.store.shards import open_shards
 
@@ -156,13 +157,18 @@ class Duetime(Consuming):
         """Look for a message by its idempotency key or handle."""
         return self._retrying(lambda: self._by_id.get(id))
 
-    def cancel(self, id: str) -> Found:
+    def cancel(self, id: str, *, if_versions: Collection[str] = ()) -> Found:
         """Take a message out of the schedule, so that it never comes.
+
+        Args:
+            if_versions: only if the message that waits has one of these, see ``Found``; none means in any case.
 
         Returns:
             The state ``CANCELLED``, with the message if this call did it; any other state says why it was not possible.
+        Raises:
+            VersionDiffers: it has another version.
         """
-        return self._retrying(lambda: self._by_id.cancel(id))
+        return self._retrying(lambda: self._by_id.cancel(id, if_versions=if_versions))
 
     def get_many(self, ids: Sequence[str]) -> list[Found]:
         """Look for messages, hundreds in a round trip."""
@@ -172,33 +178,43 @@ class Duetime(Consuming):
         """Cancel messages, hundreds in a round trip, each for itself; see ``cancel``."""
         return self._retrying(lambda: self._by_id.cancel_many(ids))
 
-    def replace(self, request: Request) -> Found:
+    def replace(self, request: Request, *, if_versions: Collection[str] = ()) -> Found:
         """Have a request's id mean this message: it replaces the one that waits, or is stored anew, also after a cancellation.
+
+        Args:
+            if_versions: only if a message waits and has one of these, see ``Found``, or "*", any; none means in any case.
 
         Returns:
             The message that waits now: this one, or a later replacement. ``IN_FLIGHT`` and ``DELIVERED`` say that it came too late.
         Raises:
             RequestRefused: the request breaks a rule, or has no id.
+            VersionDiffers: it has another version, or nothing waits.
         """
         if not request.id:
             raise RequestRefused(Reason.REPLACE_WITHOUT_ID, "A replacement needs the id that it replaces.")
-        return self.put(self.check(request))
+        return self.put(self.check(request), if_versions)
 
-    def put(self, message: Message) -> Found:
+    def put(self, message: Message, if_versions: Collection[str] = ()) -> Found:
         """Do what ``replace`` does with a message that is checked already, and has an id."""
         named = self.commits.name(message)
-        return self._retrying(lambda: self._by_id.replace(named, lifts_cancellation=True))
+        return self._retrying(lambda: self._by_id.replace(named, True, if_versions))
 
-    def reschedule(self, id: str, *, delay: Delay | None = None, due: Due | None = None) -> Found:
+    def reschedule(
+        self, id: str, *, delay: Delay | None = None, due: Due | None = None, if_versions: Collection[str] = ()
+    ) -> Found:
         """Give a message that waits another due time.
+
+        Args:
+            if_versions: as in ``cancel``.
 
         Returns:
             The state ``SCHEDULED``, with the message as it is now; any other state says why it was not possible.
         Raises:
             RequestRefused: the due time breaks a rule.
+            VersionDiffers: it has another version.
         """
         due_ms = Request("-", delay=delay, due=due).checked(self._clock.wall_ms()).due_ms
-        return self._retrying(lambda: self._by_id.reschedule(id, due_ms))
+        return self._retrying(lambda: self._by_id.reschedule(id, due_ms, if_versions))
 
     def apply(self, changes: Sequence[Change]) -> Changed:
         """Make the changes that lines ask for: of one id a cancellation wins, else the replacement that comes last."""

@@ -7,6 +7,7 @@
     │   │   └── StoreFull       its memory is full: nothing of the call was done
     │   └── StoreProtocolError  the server answered something we don't know: stop, the state may be another program's
     ├── RequestRefused          a program's request breaks a rule: correct it
+    ├── VersionDiffers          a message was changed meanwhile: look at it again
     ├── SinkClosed              the reader is gone: give the claims back, exit 1
     └── SourceError             the input can't be read now: say so, try again or exit 1
 
@@ -51,6 +52,10 @@ class RequestRefused(PipelineError, ValueError):
     def __init__(self, reason: str, detail: str) -> None:
         super().__init__(detail)
         self.reason, self.detail = reason, detail
+
+
+class VersionDiffers(PipelineError):
+    """A message that was to be changed is not the version that its caller named; nothing was done."""
 
 
 class SinkClosed(PipelineError):

@@ -14,7 +14,7 @@ from pipeline.runtime.submit import spark_environ
 
 EVERYDAY = "not process and not planted and not slow and not nightly"
 # Two workers for two cores; tests of one group, such as those that share a Spark session, stay in one of them.
-DEFAULTS = ("-n", "2", "--dist", "loadgroup", "--timeout", "120")
+DEFAULTS = ("-n", "2", "--dist", "loadgroup", "--timeout", "300")
 
 
 def pytest_arguments(given: Sequence[str]) -> list[str]:

@@ -1,7 +1,7 @@
 """What the pipeline asks of a store, and the values that cross that border."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum, auto
 from typing import Any, NamedTuple, Protocol
 
@@ -77,10 +77,16 @@ class State(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What became of a call. ``message`` is the one that waits now, or that this call has cancelled; else None."""
+    """What became of a call. ``message`` is the one that waits now, or that this call has cancelled; else None.
+
+    ``version`` of what waits is another one whenever its message, due time or state is; else "". ``is_new`` says of a replacement
+    that nothing waited; a repetition after a lost reply may not know.
+    """
 
     state: State
     message: Message | None = None
+    version: str = field(default="", compare=False)
+    is_new: bool = field(default=False, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,54 +4,48 @@ A message without an idempotency key has a handle, which says where it is schedu
 as long as nothing has moved it.
 """
 
-import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 from pipeline.core.buckets import bucket_start_ms
-from pipeline.core.ids import MESSAGE_ID_LENGTH, TOKEN_LENGTH
+from pipeline.core.errors import VersionDiffers
+from pipeline.core.ids import MESSAGE_ID_LENGTH
 from pipeline.core.messages import Cancellation, Change, Message
 from pipeline.store.base import Changed, Found, State
 from pipeline.store.connection import translated_errors
 from pipeline.store.keys import Keys
+from pipeline.store.places import bucket_or_held, place_of_handle, shard_of_name, version, version_of
 from pipeline.store.scripts import Call, Scripts, run_script, run_scripts
-from pipeline.store.shards import shard_of
 
+_AFTER: Final = {"get": None, "cancel": State.CANCELLED, "reschedule": State.SCHEDULED}
 MOVES_MAX = 10  # places that a message can be followed to within one call; each move of it takes seconds
 CHANGES_MAX = 100  # a round trip, whose replies may have a message each
 CHANGES_BYTES = 4 * 1024 * 1024  # of their messages, a round trip, give or take one
-
-_HANDLE: Final = re.compile(rf"~(.{{{MESSAGE_ID_LENGTH}}})~(\d+)", re.ASCII)  # "~" is in no idempotency key
-_PLACE: Final = re.compile(rf".{{{MESSAGE_ID_LENGTH}}}(\d+)r?(?::(.+))?", re.ASCII | re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
 class _Call:
     """A call of a script for one message. ``arguments`` come from the place where it is, which may change between two tries.
 
-    ``due_ms`` is that of the bucket into which the message goes, None if it goes nowhere.
+    ``due_ms`` is that of the bucket into which the message goes, None if it goes nowhere; ``after`` the state of the message then,
+    None if its place tells it. ``accepts`` says of each place whether the message may be there; None means anywhere.
     """
 
     script: str
     name: str
     due_ms: int | None
     arguments: Callable[[bytes], list[Any]]
-
-
-def handle_of(message: Message) -> str:
-    """Return what names a message from now on: its idempotency key, else its handle."""
-    return message.id if message.id != message.message_id else handle(message.message_id, message.due_ms)
-
-
-def handle(message_id: str, due_ms: int) -> str:
-    """Return what names a message without an idempotency key while it is scheduled at ``due_ms``."""
-    return f"~{message_id}~{due_ms}"
+    after: State | None = None
+    accepts: Callable[[bytes], bool] | None = None
 
 
 class MessagesById:
     """The messages of a namespace that wait, by idempotency key or handle. A verb that is cut off may be called again.
+
+    ``if_versions`` of a verb are those that the message may have, "*" for any; none means that it does not matter. It raises
+    ``VersionDiffers``, and does nothing, if what waits has another one.
 
     Args:
         shards: the keys of each shard.
@@ -89,13 +83,13 @@ class MessagesById:
 
     def cancel_many(self, names: Sequence[str]) -> list[Found]:
         """Do with messages what ``cancel`` does, hundreds in a round trip, each for itself; raises as ``cancel``."""
-        return [_as(State.CANCELLED, found) for found in self._many("cancel", names)]
+        return self._many("cancel", names)
 
     def _many(self, verb: str, names: Sequence[str]) -> list[Found]:
         pages = (names[first : first + CHANGES_MAX] for first in range(0, len(names), CHANGES_MAX))
         return [found for page in pages for found in self._follow_all([self._by_id(verb, name) for name in page])]
 
-    def cancel(self, name: str, in_any_case: bool = False) -> Found:
+    def cancel(self, name: str, in_any_case: bool = False, if_versions: Collection[str] = ()) -> Found:
         """Take a message out of the schedule: it is never delivered, also not when its file is read again.
 
         Args:
@@ -107,9 +101,9 @@ class MessagesById:
         Raises:
             StoreError: no answer, or an error; it may be cancelled.
         """
-        return _as(State.CANCELLED, self._follow(self._by_id("cancel", name, in_any_case=in_any_case)))
+        return self._follow(self._by_id("cancel", name, in_any_case=in_any_case, if_versions=if_versions))
 
-    def reschedule(self, name: str, due_ms: int) -> Found:
+    def reschedule(self, name: str, due_ms: int, if_versions: Collection[str] = ()) -> Found:
         """Give a message that waits another due time, epoch ms UTC; it keeps its place among those of the same time.
 
         Returns:
@@ -117,9 +111,9 @@ class MessagesById:
         Raises:
             StoreError: no answer, or an error; it may be rescheduled.
         """
-        return _as(State.SCHEDULED, self._follow(self._by_id("reschedule", name, due_ms)))
+        return self._follow(self._by_id("reschedule", name, due_ms, if_versions=if_versions))
 
-    def replace(self, message: Message, lifts_cancellation: bool = False) -> Found:
+    def replace(self, message: Message, lifts_cancellation: bool = False, if_versions: Collection[str] = ()) -> Found:
         """Store a message in place of the one that waits with its idempotency key, or as the first one with it.
 
         Of several replacements the one with the greatest message id stays.
@@ -131,12 +125,12 @@ class MessagesById:
 
         Returns:
             ``SCHEDULED`` or ``HELD``, with the message that waits now: this one, or a replacement with a greater message id. Any
-            other state says why it was not possible.
+            other state says why it was not possible. With ``if_versions``, it is not stored as the first one.
         Raises:
             ValueError: there is no key, or no message id.
             StoreError: no answer, or an error; it may be replaced.
         """
-        return self._follow(self._replace(message, lifts_cancellation))
+        return self._follow(self._replace(message, lifts_cancellation, if_versions))
 
     def apply(self, changes: Sequence[Change]) -> Changed:
         """Make many changes in few round trips: cancel in any case, and replace. Neither their order nor a repetition matters.
@@ -162,25 +156,43 @@ class MessagesById:
                 total["late" if outcome == "late" else "duplicates"] += len(of_key[change.key]) - 1
         return Changed(**total)
 
-    def _by_id(self, verb: str, name: str, due_ms: int | None = None, in_any_case: bool = False) -> _Call:
-        is_handle, now_ms = int(_HANDLE.fullmatch(name) is not None), self._now()
+    def _by_id(
+        self,
+        verb: str,
+        name: str,
+        due_ms: int | None = None,
+        in_any_case: bool = False,
+        if_versions: Collection[str] = (),
+    ) -> _Call:
+        is_handle, now_ms = int(bool(place_of_handle(name))), self._now()
         there, retention_ms = "" if due_ms is None else due_ms, self._id_retention_ms
+        # An earlier try, whose reply was lost, may have moved it. Where nothing waits, the script says why.
+        moved = {version(each[:MESSAGE_ID_LENGTH], due_ms) for each in if_versions} if due_ms is not None else ()
+        accepted = {*if_versions, *moved}
         return _Call(
             "by_id",
             name,
             due_ms,
             lambda place: [verb, name, place, is_handle, there, retention_ms, now_ms, int(in_any_case)],
+            _AFTER[verb],
+            (lambda place: not place or "*" in accepted or version_of(place) in accepted) if if_versions else None,
         )
 
-    def _replace(self, message: Message, lifts_cancellation: bool) -> _Call:
+    def _replace(self, message: Message, lifts_cancellation: bool, if_versions: Collection[str] = ()) -> _Call:
         if message.id in ("", message.message_id):
             raise ValueError("A replacement takes an idempotency key.")
         member, now_ms = message.to_member(), self._now()
+
+        def accepts(place: bytes) -> bool:
+            is_own = place.startswith(message.message_id.encode())  # of an earlier try, whose reply was lost
+            return bool(place) and (is_own or "*" in if_versions or version_of(place) in if_versions)
+
         return _Call(
             "replace",
             message.id,
             message.due_ms,
             lambda place: [message.id, place, member, message.due_ms, int(lifts_cancellation), now_ms],
+            accepts=accepts if if_versions else None,
         )
 
     def _now(self) -> int | str:
@@ -188,8 +200,8 @@ class MessagesById:
 
     def _follow(self, call: _Call) -> Found:
         """Call a script where the message is."""
-        shard = self._shard_of(call.name)
-        place = _place_of_handle(call.name)
+        shard = shard_of_name(call.name, len(self._shards))
+        place = place_of_handle(call.name)
         if not place:
             keys = self._shards[shard]
             with translated_errors():
@@ -204,20 +216,18 @@ class MessagesById:
 
     def _follow_in(self, keys: Keys, call: _Call, place: bytes) -> Found:
         for _ in range(MOVES_MAX):
+            if call.accepts and not call.accepts(place):
+                raise VersionDiffers(f"The message {call.name} is another version than expected: look at it again.")
             reply = run_script(self._client, self._scripts, *_script_call(keys, call, place))
             if reply[0] != b"MOVED":
-                return _read_reply(reply, place)
+                return _read_reply(call, reply, place)
             place = reply[1]
         return Found(State.IN_FLIGHT)
 
-    def _shard_of(self, name: str) -> int:
-        found = _HANDLE.fullmatch(name)
-        return shard_of(found[1][:TOKEN_LENGTH] if found else name, len(self._shards))
-
     def _follow_all(self, calls: Sequence[_Call]) -> list[Found]:
         """Call a script for each of some messages, all in one round trip; what has moved meanwhile is asked for again."""
-        shards = [self._shards[self._shard_of(call.name)] for call in calls]
-        places = {index: place for index, call in enumerate(calls) if (place := _place_of_handle(call.name))}
+        shards = [self._shards[shard_of_name(call.name, len(self._shards))] for call in calls]
+        places = {index: place for index, call in enumerate(calls) if (place := place_of_handle(call.name))}
         with translated_errors():
             pipeline = self._client.pipeline(transaction=False)
             keyed = [index for index in range(len(calls)) if index not in places]
@@ -231,22 +241,11 @@ class MessagesById:
                 if reply[0] == b"MOVED":
                     places[index] = reply[1]
                 else:
-                    found[index] = _read_reply(reply, places[index])
+                    found[index] = _read_reply(calls[index], reply, places[index])
         for index in {*range(len(calls))} - {*keyed} if len(self._shards) > 1 else ():
             if found[index].state is State.UNKNOWN:  # a handle's message may be in another shard
                 found[index] = self._follow(calls[index])
         return [found[index] for index in range(len(calls))]
-
-
-def _place_of_handle(name: str) -> bytes:
-    """Return where a handle leads to; nothing for an idempotency key."""
-    found = _HANDLE.fullmatch(name)
-    return f"{found[1]}{int(found[2])}".encode() if found else b""
-
-
-def _as(state: State, found: Found) -> Found:
-    """Return what a verb found and changed, in its new state."""
-    return Found(state, found.message) if found.message else found
 
 
 def _rank(change: Change) -> tuple[bool, str]:
@@ -278,25 +277,21 @@ def _pages(changes: Iterable[Change]) -> Iterator[list[Change]]:
         yield page
 
 
-def _key_of(keys: Keys, place: bytes) -> str:
-    """Return the key that a place is in; of no place any bucket."""
-    read = _PLACE.fullmatch(place.decode("utf-8", "replace"))
-    if read and read[2]:
-        return keys.held(read[2])
-    return keys.bucket(bucket_start_ms(int(read[1])) if read else 0)
-
-
 def _script_call(keys: Keys, call: _Call, place: bytes) -> Call:
-    here = _key_of(keys, place)
+    here = bucket_or_held(keys, place)
     there = here if call.due_ms is None else keys.bucket(bucket_start_ms(call.due_ms))
     names = [keys.places(), keys.ids(), keys.cancelled(), keys.buckets(), here, there, keys.attempts(), keys.counters()]
     return call.script, names, [*call.arguments(place), keys.wake()]
 
 
-def _read_reply(reply: Sequence[bytes], place: bytes) -> Found:
+def _read_reply(call: _Call, reply: Sequence[bytes], place: bytes) -> Found:
     """Say what a script answered about the message of a place."""
-    status, member, score = reply
-    if status != b"OK":
+    status, member, score = reply[0], reply[1], reply[2]
+    if status not in (b"OK", b"STORED"):
         return Found(State(status.decode().lower()))
     is_held = b":" in place and member.startswith(place[:MESSAGE_ID_LENGTH])
-    return Found(State.HELD if is_held else State.SCHEDULED, Message.read_member(member, int(float(score))))
+    state = call.after or (State.HELD if is_held else State.SCHEDULED)
+    score_ms = int(float(score))
+    message = Message.read_member(member, score_ms)
+    named = "" if state is State.CANCELLED else version(message.message_id, score_ms, state is State.HELD)
+    return Found(state, message, named, status == b"STORED")

@@ -9,9 +9,9 @@ from pipeline.core.buckets import BUCKET_WIDTH_MS, bucket_start_ms
 from pipeline.core.due import DUE_MS_MAX, time_of_ms
 from pipeline.core.ids import MESSAGE_ID_LENGTH
 from pipeline.core.messages import Message
-from pipeline.store.by_id import handle
 from pipeline.store.connection import translated_errors
 from pipeline.store.keys import Keys
+from pipeline.store.places import handle
 
 PAGE = 500  # members a round trip
 

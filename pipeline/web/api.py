@@ -13,7 +13,7 @@ from pipeline.client import AsyncDuetime, Receipt
 from pipeline.client.patience import Patience
 from pipeline.config import Settings
 from pipeline.core.clock import Clock
-from pipeline.core.errors import RequestRefused, StoreError, StoreFull, StoreUnavailable
+from pipeline.core.errors import RequestRefused, StoreError, StoreFull, StoreUnavailable, VersionDiffers
 from pipeline.core.messages import Message
 from pipeline.store.by_id import MessagesById
 from pipeline.store.keys import Keys
@@ -140,6 +140,8 @@ def problem_of(error: BaseException) -> Problem | None:
         return error
     if isinstance(error, RequestRefused):
         return Problem(error.reason, error.detail)
+    if isinstance(error, VersionDiffers):
+        return Problem("version_differs", str(error))
     if isinstance(error, StoreFull):
         return Problem("store_full", "Send it again when there is room; what is stored is delivered meanwhile.")
     if isinstance(error, StoreUnavailable | TimeoutError):

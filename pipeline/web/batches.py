@@ -7,7 +7,7 @@ from starlette.responses import Response
 
 from pipeline.client.commit import Stored
 from pipeline.store.base import Changed
-from pipeline.store.by_id import handle_of
+from pipeline.store.places import handle_of
 from pipeline.web.api import Api
 from pipeline.web.call import LINES, Call, answer
 from pipeline.web.gunzip import gunzip

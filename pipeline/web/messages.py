@@ -2,6 +2,7 @@
 
 import asyncio
 import re
+from collections.abc import Collection
 from itertools import islice
 from typing import Any, Final
 
@@ -12,8 +13,8 @@ from pipeline.core.due import DUE_MS_MAX, time_of_ms
 from pipeline.core.messages import Message, Reason, Rejection
 from pipeline.core.validation import ID_PATTERN, REQUEST_BYTES_MAX, validate_request
 from pipeline.ingest.usual_lines import USUAL_LINE_BYTES_MAX
-from pipeline.store.by_id import handle_of
 from pipeline.store.listing import ScheduledMessage, list_scheduled
+from pipeline.store.places import handle_of
 from pipeline.web.api import Api
 from pipeline.web.call import JSON, Call, answer
 from pipeline.web.lines import judge
@@ -26,6 +27,7 @@ CANCELLATIONS_MAX: Final = 1_000
 
 is_id: Final = re.compile(ID_PATTERN).fullmatch
 _is_name: Final = re.compile(r"[A-Za-z0-9._:~-]{1,160}").fullmatch  # of a message: an id or a handle
+_TAG: Final = re.compile(r'(W/)?"([\x21\x23-\x7e]*)"')
 _CURSOR: Final = re.compile(r"([0-9]{1,15})~([0-9A-Za-z_-]{22})")
 
 
@@ -53,10 +55,28 @@ async def replace(api: Api, call: Call) -> Response:
     message = _with_key(await _request(api, call), name)
     api.check_room(1, len(message.body))
     async with asyncio.timeout(api.settings.api.patience_sec):
-        found = await api.duetime.put(message)
+        found = await api.duetime.put(message, _if_match(call))
     if found.message is None:
         raise Problem("too_late", f"It is {found.state.replace('_', ' ')}.", state=found.state)
-    return answer(_found(name, found))
+    return _found(name, found, 201 if found.is_new else 200)
+
+
+def _if_match(call: Call) -> Collection[str]:
+    """Return the versions that the message may have, "*" for any; none if it does not matter.
+
+    Raises:
+        Problem: ``bad_parameter``.
+    """
+    if b"if-none-match" in call.headers and call.method != "GET":
+        raise Problem("bad_parameter", "If-None-Match is not taken; POST stores only what is not there.")
+    given = call.header(b"if-match")
+    if b"if-match" not in call.headers or given == "*":
+        return {*given}
+    tags = [_TAG.fullmatch(tag.strip()) for tag in given.split(",")]
+    if None in tags:
+        raise Problem("bad_parameter", "The header If-Match takes what an answer has as its ETag, or *.")
+    # A weak tag matches nothing, and "*" in quotes is no version.
+    return {tag[2] if not tag[1] and tag[2] != "*" else tag[0] for tag in tags if tag}
 
 
 async def _request(api: Api, call: Call) -> Message:
@@ -127,12 +147,15 @@ def _unknown() -> Problem:
     return Problem("unknown_id", "It was never scheduled here, or is forgotten; a handle leads to what waits only.")
 
 
-def _found(name: str, found: Found) -> dict[str, Any]:
+def _found(name: str, found: Found, status: int = 200) -> Response:
     message = found.message
     if message is None:
-        return {"id": name, "state": found.state}
+        return answer({"id": name, "state": found.state}, status)
     record = {"id": handle_of(message), "topic": message.topic, "state": found.state, **due_record(message.due_ms)}
-    return record | {"message": message.body, "headers": dict(message.headers)}
+    headers = {"ETag": f'"{found.version}"'} if found.version else {}
+    if status == 201:
+        headers["Location"] = f"/v1/messages/{name}"
+    return answer(record | {"message": message.body, "headers": dict(message.headers)}, status, headers)
 
 
 async def look(api: Api, call: Call) -> Response:
@@ -143,17 +166,18 @@ async def look(api: Api, call: Call) -> Response:
         found = await api.get(name)
     if found.state is State.UNKNOWN:
         raise _unknown()
-    return answer(_found(name, found))
+    return _found(name, found)
 
 
 async def cancel(api: Api, call: Call) -> Response:
     """Take a message out of the schedule."""
     call.parameters()
     name = _name(call)
+    versions = _if_match(call)
     async with asyncio.timeout(api.settings.api.patience_sec):
-        found = await api.cancel(name)
+        found = await (api.duetime.cancel(name, if_versions=versions) if versions else api.cancel(name))
     _refuse_late(found, State.CANCELLED)
-    return answer(_found(name, found))
+    return _found(name, found)
 
 
 async def move(api: Api, call: Call) -> Response:
@@ -166,9 +190,9 @@ async def move(api: Api, call: Call) -> Response:
         raise Problem.of(judged)
     assert isinstance(judged, Message)  # there is no field cancel or replace
     async with asyncio.timeout(api.settings.api.patience_sec):
-        found = await api.duetime.reschedule(name, due=time_of_ms(judged.due_ms))
+        found = await api.duetime.reschedule(name, due=time_of_ms(judged.due_ms), if_versions=_if_match(call))
     _refuse_late(found, State.SCHEDULED)
-    return answer(_found(name, found))
+    return _found(name, found)
 
 
 def _refuse_late(found: Found, wanted: State) -> None:

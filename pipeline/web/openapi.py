@@ -136,6 +136,7 @@ def _operation(
     query: Mapping[str, Schema] | None = None,
     body: Schema | None = None,
     key: bool = False,
+    match: bool = False,
     text: str = "",
 ) -> Schema:
     """Describe an operation.
@@ -146,6 +147,8 @@ def _operation(
         problems: the statuses of errors, beside those that any request can have.
 
         right: of the token that is needed.
+
+        match: whether it takes If-Match.
 
         text: the media type of an answer that is no JSON.
     """
@@ -165,6 +168,7 @@ def _operation(
     parameters += (
         [_parameter("Idempotency-Key", {"type": "string", "pattern": f"^{ID_PATTERN}$"}, "header")] if key else []
     )
+    parameters += [_parameter("If-Match", _TEXT, "header")] if match else []
     described: Schema = {"summary": summary, "responses": responses, "parameters": parameters}
     if body is not None:
         described["requestBody"] = {"required": True, "content": body}
@@ -183,7 +187,7 @@ _DEAD_BODY: Final = _object(
 _PAGING: Final = {"limit": {"type": "integer", "minimum": 1, "maximum": 500}, "cursor": _TEXT}
 _REQUEST_EXAMPLE: Final = {"message": "Your trial ends tomorrow", "delay_sec": 3600, "id": "trial-42", "topic": "mail"}
 _BATCH_EXAMPLE: Final = '{"message": "one", "delay_sec": 60}\n{"message": "two", "delay_sec": 61}\n'
-_TOO_LATE: Final = (404, 409, 422)
+_TOO_LATE: Final = (404, 409, 412, 422)
 
 PATHS: Final[Mapping[str, Mapping[str, Schema]]] = {
     "/v1/messages": {
@@ -207,18 +211,20 @@ PATHS: Final[Mapping[str, Mapping[str, Schema]]] = {
         "get": _operation("Return a message by its id or handle.", {200: "Message"}, (404, 422), right="read"),
         "put": _operation(
             "Replace the message of an id, or store the first one, also after a cancellation.",
-            {200: "Message"},
-            (408, 409, 413, 415, 422),
+            {201: "Message", 200: "Message"},
+            (408, 409, 412, 413, 415, 422),
             right="schedule",
             body=_json_body(_ref("Request"), {"message": "Your trial ends today", "delay_sec": 60}),
+            match=True,
         ),
-        "delete": _operation("Cancel a message.", {200: "Message"}, _TOO_LATE, right="schedule"),
+        "delete": _operation("Cancel a message.", {200: "Message"}, _TOO_LATE, right="schedule", match=True),
         "patch": _operation(
             "Give a message another due time.",
             {200: "Message"},
             (*_TOO_LATE, 408, 413, 415),
             right="schedule",
             body=_json_body(_object({}, **_WHEN), {"delay_sec": 7200}),
+            match=True,
         ),
     },
     "/v1/batches": {

@@ -25,6 +25,7 @@ WORDS: Final[Mapping[str, tuple[int, str]]] = {
     "too_slow": (408, "The request did not come in time"),
     "id_in_use": (409, "Another message waits with this id"),
     "too_late": (409, "The message does not wait any more"),
+    "version_differs": (412, "The message that waits is not the version that If-Match names"),
     "count_differs": (412, "The filter matches another number of dead letters than expected"),
     "body_too_long": (413, "The body is longer than allowed"),
     "wrong_content_type": (415, "The body has another content type, or coding, than this takes"),

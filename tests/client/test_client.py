@@ -5,6 +5,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -13,11 +14,11 @@ import pytest
 
 from pipeline.client import Duetime, MemoryDuetime, Receipt, Request, RequestRefused, State, TargetDown
 from pipeline.client.commit import SOURCE_ID, GroupCommit, _Waiting
-from pipeline.core.errors import ConfigError, StoreUnavailable
+from pipeline.core.errors import ConfigError, StoreUnavailable, VersionDiffers
 from pipeline.core.messages import Message
 from pipeline.core.stop import Stop
 from pipeline.store.redis_store import RedisStore
-from tests.chaos.proxy import Proxy, lose_reply, naming
+from tests.chaos.proxy import Proxy, lose_reply, naming, running
 from tests.client.builders import KEYS, deliver_due
 from tests.servers import RealServer
 
@@ -231,6 +232,24 @@ def test_a_lost_reply_doubles_nothing(server: RealServer, proxy: Proxy) -> None:
         assert duetime.schedule_many(requests).duplicates == (7,)
         assert trap.was_sprung
         assert len([*duetime.upcoming()]) == 2 + 19
+
+
+def test_a_lost_reply_of_a_change_to_one_version_is_no_other_version(server: RealServer, proxy: Proxy) -> None:
+    with Duetime(url_of(proxy, server)) as duetime:
+        duetime.schedule("first", delay=HOUR, id="tea")
+        for script, change in (
+            ("by_id", lambda versions: duetime.reschedule("tea", delay=2 * HOUR, if_versions=versions)),
+            ("replace", lambda versions: duetime.replace(Request("new", delay=HOUR, id="tea"), if_versions=versions)),
+            ("by_id", lambda versions: duetime.cancel("tea", if_versions=versions)),
+        ):
+            before = duetime.get("tea").version
+            trap = proxy.trap(running(script), lose_reply)
+            found = change({before})
+            assert trap.was_sprung and found == replace(duetime.get("tea"), message=found.message)
+            proxy.clear()
+            if found.message:
+                with pytest.raises(VersionDiffers):
+                    duetime.cancel("tea", if_versions={before})
 
 
 def test_a_server_that_stays_silent_is_an_error_and_the_next_call_starts_anew(server: RealServer, proxy: Proxy) -> None:

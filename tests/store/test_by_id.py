@@ -1,15 +1,18 @@
 """One message by its idempotency key or its handle: wherever it is, and whatever moves it meanwhile."""
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
 
 from pipeline.config import TopicSettings
 from pipeline.core.buckets import BUCKET_WIDTH_MS
+from pipeline.core.errors import VersionDiffers
 from pipeline.core.messages import Message
 from pipeline.store.base import Found, Scheduled, State
-from pipeline.store.by_id import MessagesById, handle_of
+from pipeline.store.by_id import MessagesById
+from pipeline.store.places import handle_of
 from pipeline.store.stats import read_stats
 from pipeline.store.topics import Topics
 from tests.store.builders import set_topic, transaction
@@ -70,6 +73,87 @@ def test_it_is_forgotten_after_its_time(scheduled: Bench) -> None:
     handle = f"~{'P' * 14}00000001~{DUE_MS}"
     assert messages(scheduled).cancel(handle).state is State.CANCELLED
     assert scheduled.client.zrange(scheduled.keys.cancelled(), 0, -1) == [handle.encode()], "the next one cleans up"
+
+
+def test_a_version_is_another_one_whatever_changes(scheduled: Bench) -> None:
+    by_id = messages(scheduled)
+    versions = [by_id.get(KEY).version, by_id.reschedule(KEY, DUE_MS + 1).version]
+    assert by_id.get(KEY).version == versions[-1]
+    versions.append(by_id.replace(Message(DUE_MS + 1, "new", "mail", KEY, {}, "Q" * 14 + "00000001")).version)
+    Topics(scheduled.user, [scheduled.keys], scheduled.scripts).pause("mail", START_MS)
+    scheduled.now_ms = DUE_MS + 1
+    scheduled.store().claim("loop:0")
+    held = by_id.get(KEY)
+    versions.append(held.version)
+    versions.append(by_id.reschedule(KEY, DUE_MS + 1).version)
+    assert held.state is State.HELD
+    assert versions[-1] == versions[2], "the same message at the same time"
+    assert len({*versions}) == 4 and all(versions)
+    assert by_id.cancel(KEY).version == by_id.get(KEY).version == ""
+
+
+@pytest.mark.parametrize("name", [KEY, f"~{'P' * 14}00000001~{DUE_MS}"])
+def test_what_is_not_the_version_named_is_left_alone(scheduled: Bench, name: str) -> None:
+    by_id = messages(scheduled)
+    found = by_id.get(name)
+    for versions in ({f"{'P' * 22}-{DUE_MS}"}, {found.version + "1"}, {f'"{found.version}"'}, {""}):
+        for change in (by_id.cancel, partial(by_id.reschedule, due_ms=DUE_MS + 5)):
+            with pytest.raises(VersionDiffers):
+                change(name, if_versions=versions)
+    assert by_id.get(name) == found
+    moved = by_id.reschedule(name, DUE_MS + 5, if_versions={"x", found.version})
+    assert moved.message and moved.state is State.SCHEDULED
+    assert by_id.cancel(handle_of(moved.message), if_versions={"*"}).state is State.CANCELLED
+    for after in (moved.version, "*"):
+        assert by_id.cancel(handle_of(moved.message), if_versions={after}).state is State.CANCELLED, (
+            "as without versions"
+        )
+
+
+def test_a_change_that_is_made_again_finds_its_own_version(scheduled: Bench) -> None:
+    """A client calls again when the reply was lost."""
+    by_id = messages(scheduled)
+    before = by_id.get(KEY).version
+    moved = by_id.reschedule(KEY, DUE_MS + 5, if_versions={before})
+    assert by_id.reschedule(KEY, DUE_MS + 5, if_versions={before}).version == moved.version
+    with pytest.raises(VersionDiffers):
+        by_id.reschedule(KEY, DUE_MS + 6, if_versions={before})
+    new = Message(DUE_MS, "new", "mail", KEY, {}, "Q" * 14 + "00000001")
+    replaced = by_id.replace(new, if_versions={moved.version})
+    assert by_id.replace(new, if_versions={moved.version}) == replaced
+    with pytest.raises(VersionDiffers):
+        by_id.replace(Message(DUE_MS, "newer", "mail", KEY, {}, "R" * 14 + "00000001"), if_versions={moved.version})
+
+
+def test_a_version_that_moves_between_two_tries_is_left_alone(
+    scheduled: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    by_id = messages(scheduled)
+    before = by_id.get(KEY).version
+    hget = scheduled.user.hget
+
+    def move_behind(*arguments: Any) -> Any:
+        place = hget(*arguments)
+        monkeypatch.undo()
+        messages(scheduled).reschedule(KEY, DUE_MS + 7)
+        return place
+
+    monkeypatch.setattr(scheduled.user, "hget", move_behind)
+    with pytest.raises(VersionDiffers):
+        by_id.cancel(KEY, if_versions={before})
+    found = by_id.get(KEY).message
+    assert found and found.due_ms == DUE_MS + 7
+
+
+def test_where_nothing_waits_a_version_replaces_nothing(bench: Bench) -> None:
+    new = Message(DUE_MS, "new", "mail", KEY, {}, "Q" * 14 + "00000001")
+    for versions in ({"*"}, {f"{'Q' * 14}00000001-{DUE_MS}"}):
+        with pytest.raises(VersionDiffers):
+            messages(bench).replace(new, if_versions=versions)
+        assert messages(bench).cancel(KEY, if_versions=versions).state is State.UNKNOWN
+    assert messages(bench).replace(new).is_new
+    assert not messages(bench).replace(new).is_new
+    assert not messages(bench).replace(new, if_versions={"*"}).is_new
 
 
 def test_the_last_message_of_a_bucket_takes_the_bucket_with_it(bench: Bench) -> None:

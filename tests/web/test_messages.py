@@ -130,12 +130,16 @@ def test_an_id_means_what_was_put_last(api: Api, server: RealServer) -> None:
         return api.put(f"/v1/messages/{name}", json={"message": message, "delay_sec": 60, **fields})
 
     first = put("green", topic="mail")
-    assert (first.status_code, first.json()["topic"], first.json()["state"]) == (200, "mail", "scheduled")
+    assert (first.status_code, first.json()["topic"], first.json()["state"]) == (201, "mail", "scheduled")
+    assert first.headers["location"] == "/v1/messages/tea"
     for message in ("black", "black", "white"):
-        assert put(message).json()["message"] == message
+        answer = put(message)
+        assert (answer.status_code, answer.json()["message"]) == (200, message)
+        assert "location" not in answer.headers
         assert [found["message"] for found in api.listed()] == [message]
     api.delete("/v1/messages/tea")
-    assert put("again").json() == api.get("/v1/messages/tea").json()
+    again = put("again")
+    assert (again.status_code, again.json()) == (201, api.get("/v1/messages/tea").json())
     assert reason(put("m", id="coffee")) == (422, "bad_parameter")
     assert put("again", id="tea").status_code == 200
     assert reason(put("m", "~x~1")) == reason(put("m", "a b")) == (422, "bad_id")
@@ -144,6 +148,41 @@ def test_an_id_means_what_was_put_last(api: Api, server: RealServer) -> None:
     deliver_due(server)
     late = put("too late")
     assert (reason(late), late.json()["state"]) == ((409, "too_late"), "delivered")
+
+
+def test_what_was_changed_meanwhile_is_not_changed_by_whoever_says_so(api: Api) -> None:
+    api.schedule("tea is ready", 60, id="tea")
+
+    def change(method: str, *tags: str, message: str = "") -> httpx.Response:
+        body = {"message": message} if message else {}
+        body = {} if method == "DELETE" else {"json": {**body, "delay_sec": 60}}
+        return api.request(method, "/v1/messages/tea", headers={"If-Match": ", ".join(tags)}, **body)
+
+    def tag() -> str:
+        return api.get("/v1/messages/tea").headers["etag"]
+
+    first = tag()
+    assert re.fullmatch(r'"[\w-]+"', first)
+    moved = api.patch("/v1/messages/tea", json={"delay_sec": 120})
+    assert moved.headers["etag"] == tag() != first
+    for method, message in (("PATCH", ""), ("PUT", "green"), ("DELETE", "")):
+        for tags in ([first], [f"W/{tag()}"], ['"*"'], ['""', first]):
+            assert reason(change(method, *tags, message=message)) == (412, "version_differs")
+        for tags in ([], ["*", first], [first[1:-1]], ['"']):
+            assert reason(change(method, *tags, message=message)) == (422, "bad_parameter")
+    assert api.get("/v1/messages/tea").json() == moved.json()
+    replaced = change("PUT", first, tag(), message="green")
+    assert (replaced.status_code, replaced.headers["etag"]) == (200, tag())
+    assert change("PATCH", "*").status_code == 200
+    last = tag()
+    for _ in range(2):
+        assert change("DELETE", last).json()["state"] == "cancelled", "also when it comes again"
+    assert "etag" not in api.get("/v1/messages/tea").headers
+    assert reason(change("PATCH", last)) == (409, "too_late")
+    for tags in ("*", last):
+        assert reason(change("PUT", tags, message="green")) == (412, "version_differs")
+    nothing = api.put("/v1/messages/tea", json={"message": "m", "delay_sec": 1}, headers={"If-None-Match": "*"})
+    assert reason(nothing) == (422, "bad_parameter")
 
 
 def test_what_comes_at_once_by_id_is_answered_each_for_itself(api: Api) -> None:

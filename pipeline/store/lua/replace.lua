@@ -21,6 +21,7 @@
 -- ARGV[6] now_ms             int     "" means the server's clock; tests pass their own
 -- ARGV[7] wake_channel       string
 -- Returns {status, member, score}
+--   STORED     nothing waited; member and score are those of the new message
 --   OK         member and score are those of the message that waits now: the new one, if this call or an earlier one stored it, or
 --              a replacement with a greater message id, which stays
 --   MOVED      nothing was done; member is the place where it is now, "" if it is nowhere: ask again for that one
@@ -74,4 +75,4 @@ if lifts_cancellation then
   redis.call('ZREM', cancelled, name)
 end
 ring_if_first(buckets, start, new_bucket, new_member, new_due_ms, wake_channel)
-return {'OK', new_member, new_due_ms}
+return {member and 'OK' or 'STORED', new_member, new_due_ms}
