@@ -10,10 +10,10 @@ import random
 import secrets
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Final, TypeVar
+from typing import Final, NamedTuple, TypeVar
 
 from pipeline.core.buckets import bucket_start_ms
 from pipeline.core.clock import Clock
@@ -34,12 +34,17 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True)
-class Stored:
-    """A message with its message id; ``is_duplicate`` if its idempotency key was known, so that nothing was stored."""
+class Stored(NamedTuple):
+    """A request with its message id; ``is_duplicate`` if its idempotency key was known, so that nothing was stored."""
 
-    message: Message
+    request: Message
+    message_id: str
     is_duplicate: bool
+
+    @property
+    def message(self) -> Message:
+        """The message that it asked for."""
+        return replace(self.request, id=self.request.id or self.message_id, message_id=self.message_id)
 
 
 class Committer:
@@ -84,26 +89,26 @@ class Committer:
             What became of each. Of those with an error it is not known whether they are stored.
         """
         token = self._new_token()
-        messages, by_shard = [], dict[int, list[int]]()
-        for number, request in enumerate(requests):
-            name = message_id(token, number)
-            messages.append(
-                Message(request.due_ms, request.body, request.topic, request.id or name, request.headers, name)
-            )
-            shard = shard_of(request.id or token, len(self._shards))
-            by_shard.setdefault(shard, []).append(number)
+        names = [f"{token}{number:08x}" for number in range(len(requests))]  # as ids.message_id, which checks it, too
         self._end_ms = self._clock.monotonic_ms() + self._patience_ms
-        results: list[Stored | StoreError] = [StoreUnavailable("Nothing was tried.")] * len(messages)
+        if len(self._shards) == 1:
+            return self._try(0, requests, names)
+        by_shard: dict[int, list[int]] = {}
+        for number, request in enumerate(requests):
+            by_shard.setdefault(shard_of(request.id or token, len(self._shards)), []).append(number)
+        results: list[Stored | StoreError] = [StoreUnavailable("Nothing was tried.")] * len(requests)
         for shard, numbers in by_shard.items():
-            try:
-                duplicates = self._store(shard, [messages[number] for number in numbers])
-            except StoreError as exc:
-                for number in numbers:
-                    results[number] = exc
-            else:
-                for place, number in enumerate(numbers):
-                    results[number] = Stored(messages[number], place in duplicates)
+            tried = self._try(shard, [requests[number] for number in numbers], [names[number] for number in numbers])
+            for number, result in zip(numbers, tried, strict=True):
+                results[number] = result
         return results
+
+    def _try(self, shard: int, requests: Sequence[Message], names: Sequence[str]) -> list[Stored | StoreError]:
+        try:
+            duplicates = self._store(shard, requests, names)
+        except StoreError as exc:
+            return [exc] * len(requests)
+        return [Stored(request, names[place], place in duplicates) for place, request in enumerate(requests)]
 
     def name(self, request: Message) -> Message:
         """Return a request with a message id of its own."""
@@ -119,14 +124,14 @@ class Committer:
                 log.debug("a marker stays for a while: %s", exc)
         self._markers = [None] * len(self._shards)
 
-    def _store(self, shard: int, messages: Sequence[Message]) -> set[int]:
+    def _store(self, shard: int, requests: Sequence[Message], names: Sequence[str]) -> set[int]:
         """Store messages in a shard; returns the places of those whose idempotency key was known."""
         store = self._shards[shard]
         while True:
             part_id, count = self._markers[shard] or (self._new_part_id(store), 0)
             self._markers[shard] = None
             move = MarkerMove(part_id, str(count) if count else NO_MARKER, str(count + 1))
-            transaction, identified = transaction_of(messages, move)
+            transaction, identified = transaction_of(requests, names, move)
             done = self._retrying(partial(store.schedule, SOURCE_ID, transaction))
             if self._wait_for_disk:
                 self._retrying(store.wait_for_disk)
@@ -136,12 +141,12 @@ class Committer:
                     continue  # it is gone with the server's last writes, or was too old: all is stored again under another one
             self._markers[shard] = (part_id, count + 1)
             if done is None:  # a try whose reply was lost has stored it
-                return {place for place in identified if not self._waits(messages[place])}
+                return {place for place in identified if not self._waits(requests[place].id, names[place])}
             return {identified[number] for number in done.duplicates}
 
-    def _waits(self, message: Message) -> bool:
-        found = self._retrying(partial(self._find, message.id))
-        return found.message is not None and found.message.message_id == message.message_id
+    def _waits(self, key: str, message_id: str) -> bool:
+        found = self._retrying(partial(self._find, key))
+        return found.message is not None and found.message.message_id == message_id
 
     def _new_part_id(self, store: RedisStore) -> str:
         """Return a part id, and drop the markers of programs that did not end as they should."""
@@ -171,16 +176,27 @@ class Committer:
         )
 
 
-def transaction_of(messages: Sequence[Message], move: MarkerMove) -> tuple[Transaction, list[int]]:
-    """Return the transaction that stores messages and moves a marker, and the places of those that have an idempotency key."""
-    identified = [place for place, message in enumerate(messages) if message.id != message.message_id]
-    plain = sorted((m.due_ms, m.to_member()) for m in messages if m.id == m.message_id)
+def transaction_of(
+    messages: Sequence[Message], names: Iterable[str], move: MarkerMove
+) -> tuple[Transaction, list[int]]:
+    """Return the transaction that stores messages and moves a marker, and the places of those that have an idempotency key.
+
+    Args:
+        names: their message ids.
+    """
+    plain: list[tuple[int, bytes]] = []
+    identified: list[IdentifiedMessage] = []
+    places = []
+    for place, (message, name) in enumerate(zip(messages, names, strict=True)):
+        due_ms, member = message.due_ms, message.to_member(name)
+        if message.id in ("", name):
+            plain.append((due_ms, member))
+        else:
+            identified.append(IdentifiedMessage(bucket_start_ms(due_ms), due_ms, member, message.id))
+            places.append(place)
+    plain.sort()
     rows = MessageRows([due_ms for due_ms, _ in plain], [member for _, member in plain])
-    return Transaction([move], rows, [_identified(messages[place]) for place in identified], 0), identified
-
-
-def _identified(message: Message) -> IdentifiedMessage:
-    return IdentifiedMessage(bucket_start_ms(message.due_ms), message.due_ms, message.to_member(), message.id)
+    return Transaction([move], rows, identified, 0), places
 
 
 @dataclass(slots=True)

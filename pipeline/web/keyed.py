@@ -134,7 +134,8 @@ class KeyedBatches:
 
             is_home: whether this shard decides on the token.
         """
-        transaction, identified = transaction_of(messages, MarkerMove(part_id, NO_MARKER, known + nonce))
+        names = [message.message_id for message in messages]
+        transaction, identified = transaction_of(messages, names, MarkerMove(part_id, NO_MARKER, known + nonce))
         done = self._patience(partial(store.schedule, SOURCE_ID, transaction))
         if self._wait_for_disk:
             self._patience(store.wait_for_disk)
