@@ -14,16 +14,18 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 # Tests that use one of these start jobs or other processes of ours, and most of them kill some.
-PROCESS_FIXTURES = {"checkout", "scenario", "spawn", "processes"}
+PROCESS_FIXTURES = {"checkout", "scenario", "spawn", "processes", "broker"}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark tests by the fixtures that they use; those that use Spark share one session in one worker process."""
+    """Mark tests by the fixtures that they use; those that use Spark share one session in one worker process, others one broker."""
     for item in items:
         fixtures = set(getattr(item, "fixturenames", ()))
         if "spark" in fixtures:
             item.add_marker(pytest.mark.spark)
             item.add_marker(pytest.mark.xdist_group("spark"))
+        elif "broker" in fixtures:  # what needs both is in the group of the one that takes longer to start
+            item.add_marker(pytest.mark.xdist_group("kafka"))
         if fixtures & PROCESS_FIXTURES:
             item.add_marker(pytest.mark.process)
 
