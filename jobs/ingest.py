@@ -1,4 +1,4 @@
-"""Read requests from a folder or a socket, and schedule each message in Redis exactly once."""
+"""Read requests from a folder, a socket or Kafka, and schedule each message in Redis exactly once."""
 
 import argparse
 import logging
@@ -12,7 +12,7 @@ from pathlib import Path
 from threading import Event
 
 from py4j.protocol import Py4JError
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 
 from pipeline.cli import (
     EXIT_SUCCESS,
@@ -37,7 +37,7 @@ from pipeline.ingest.progress import BatchReporter
 from pipeline.ingest.query import bind_checkpoint, java_watched, open_session, start_query, warm_up
 from pipeline.ingest.readers import read_direct, read_landing
 from pipeline.ingest.sources import DirectSource, FilesSource, SocketSource, Source
-from pipeline.ingest.writer import BatchWriter, WriterSettings
+from pipeline.ingest.writer import BatchWriter, PartitionWriter, WriterSettings
 from pipeline.store.checks import what_stored_means
 from pipeline.store.heartbeats import IngestHeartbeat, write_ingest
 from pipeline.store.shards import ShardedStore, open_shards
@@ -52,10 +52,19 @@ def parse_arguments(arguments: list[str]) -> tuple[argparse.Namespace, Settings]
         ConfigError: wrong use, or a wrong setting.
     """
     parser = new_parser("ingest", __doc__ or "")
-    parser.add_argument("--source", choices=["files", "socket"], help="where requests come from (default: files)")
+    parser.add_argument(
+        "--source", choices=["files", "socket", "kafka"], help="where requests come from (default: files)"
+    )
     parser.add_argument("--input", metavar="DIR", help="folder that request files are dropped into (default: inbox)")
     parser.add_argument("--host", metavar="H", help="line server of --source socket (default: 127.0.0.1)")
     parser.add_argument("--port", metavar="P", help="port of that server (default: 9999)")
+    parser.add_argument("--kafka-servers", metavar="H:P,…", help="cluster of --source kafka")
+    parser.add_argument("--kafka-topics", metavar="T,…", help="its topics; one that begins with ^ is a pattern")
+    parser.add_argument(
+        "--kafka-format",
+        choices=["json", "raw"],
+        help="json: the value of a record is a request (default); raw: it is the message, and headers say the rest",
+    )
     parser.add_argument(
         "--checkpoint", metavar="DIR", help="where Spark keeps its progress (default: one for each input, in .duetime)"
     )
@@ -65,16 +74,41 @@ def parse_arguments(arguments: list[str]) -> tuple[argparse.Namespace, Settings]
     parser.add_argument("--trigger", metavar="TIME", help="how often to look for files (default: '100 milliseconds')")
     parser.add_argument("--once", action="store_true", help="read what is there, then exit 0")
     names = ("source", "input", "host", "port", "checkpoint", "rejects", "trigger")
-    return parse_command(parser, arguments, "ingest", *names)
+    kafka = {f"kafka_{name}": ("kafka", name) for name in ("servers", "topics", "format")}
+    return parse_command(parser, arguments, "ingest", *names, **kafka)
 
 
 def open_source(settings: Settings) -> Source:
     """Open the input that the settings name."""
+    if settings.ingest.source == "kafka":
+        try:
+            from pipeline.ingest.kafka_source import KafkaSource
+        except ImportError as exc:
+            raise ConfigError(f"--source kafka needs the Kafka client ({exc}): install confluent-kafka.") from exc
+        return KafkaSource(settings.kafka, Event().wait)
     if settings.ingest.source == "socket":
         return SocketSource(settings.ingest, Path(settings.local.state))
     if "://" in settings.ingest.input:
         return DirectSource(settings.ingest, Event().wait)
     return FilesSource(settings.ingest)
+
+
+def open_rows(
+    spark: SparkSession, settings: Settings, source: Source, writer_settings: WriterSettings, store: ShardedStore
+) -> tuple[DataFrame, PartitionWriter]:
+    """Return what Spark reads, and what stores a partition of it."""
+    if settings.ingest.source == "kafka":
+        from pipeline.ingest.kafka_source import KafkaSource, name_of, read_kafka
+        from pipeline.ingest.kafka_writer import RangeWriter, ReadSettings
+
+        assert isinstance(source, KafkaSource)
+        kafka = settings.kafka
+        write = RangeWriter(writer_settings, ReadSettings(source.properties, kafka.format, kafka.accept_loss))
+        markers = store.markers(source.marker_source_id, [each.part_id for each in source.partitions])
+        stored = {name_of(each): int(at) for each, at in zip(source.partitions, markers, strict=True) if at}
+        return read_kafka(spark, kafka, source.properties, stored), write
+    read = read_direct if isinstance(source, DirectSource) else read_landing
+    return read(spark, source.location, settings.ingest.max_bytes_per_trigger), PartitionWriter(writer_settings)
 
 
 def check_folders(settings: Settings) -> None:
@@ -181,15 +215,14 @@ def _run(
     spark.streams.addListener(reporter)
     writer_settings = WriterSettings(
         connection.settings,
-        source.source_id,
+        getattr(source, "marker_source_id", source.source_id),
         settings.ingest.rejects,
         settings.ingest.transaction_messages,
         settings.ingest.wait_for_disk,
         settings.drain.id_retention_sec,
     )
-    read = read_direct if isinstance(source, DirectSource) else read_landing
-    files = read(spark, source.location, settings.ingest.max_bytes_per_trigger)
-    writer = BatchWriter(writer_settings, clock, reporter.report)
+    rows, write = open_rows(spark, settings, source, writer_settings, store)
+    writer = BatchWriter(writer_settings, clock, reporter.report, write)
     with _stopped_with_java(stop):
         if once:
             run_once(source, stop, stop.interrupting)
@@ -202,7 +235,7 @@ def _run(
         if once and sweeper is not None:
             markers_of = partial(store.markers, source.source_id)
             look = stack.enter_context(intake_bar(Path(source.location), markers_of, sys.stderr, clock))
-        start = partial(start_query, files, writer, checkpoint, None if once else settings.ingest.trigger)
+        start = partial(start_query, rows, writer, checkpoint, None if once else settings.ingest.trigger)
         query = start()
         log.info("ingest is up: it reads %s", source.reads)
         announce_ready()

@@ -105,6 +105,7 @@ def ingest_text(progress: IngestProgress, now_ms: int) -> str:
     """Return what one ingest job has done, for people; ``now_ms`` is the server's clock."""
     waited_ms = progress.last_oldest_waiting_ms
     backlog = "" if waited_ms is None else f"; backlog {span_text(waited_ms)}"
+    backlog += "" if progress.last_lag is None else f"; lag {progress.last_lag:,}"
     phases = sorted(progress.last_phases_ms.items(), key=lambda phase: -phase[1])
     totals = (
         f"{count_text(progress.batches, 'batch', 'batches')}, {count_text(progress.files, 'file')}, "

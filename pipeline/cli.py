@@ -70,12 +70,14 @@ def new_parser(name: str, description: str) -> argparse.ArgumentParser:
 
 
 def parse_command(
-    parser: argparse.ArgumentParser, arguments: list[str], section: str, *names: str
+    parser: argparse.ArgumentParser, arguments: list[str], section: str, *names: str, **others: tuple[str, str]
 ) -> tuple[argparse.Namespace, Settings]:
     """Read the command line, set level and form of the log, and merge the flags with environment and file.
 
     Args:
         section: where the flags ``names`` belong; ``--redis`` and ``--namespace`` are known.
+
+        others: the section and the key of each flag that belongs elsewhere.
 
     Raises:
         ConfigError: see ``load_settings``.
@@ -86,10 +88,10 @@ def parse_command(
     for handler in logging.getLogger().handlers if given.log_format == "json" else ():
         if isinstance(handler.formatter, _LineFormatter):
             handler.setFormatter(_JsonFormatter(handler.formatter.job))
-    flags: dict[str, dict[str, Value]] = {"redis": {}, section: {}}
-    for name in names:
+    flags: dict[str, dict[str, Value]] = {"redis": {}}
+    for name, (place, key) in {**{name: (section, name) for name in names}, **others}.items():
         if getattr(given, name) is not None:
-            flags[section][name] = getattr(given, name)
+            flags.setdefault(place, {})[key] = getattr(given, name)
     if given.redis is not None:
         flags["redis"]["url"] = given.redis
     if given.namespace is not None:

@@ -18,6 +18,7 @@ from msgspec import Meta
 
 from pipeline import IS_INSTALLED
 from pipeline.core.errors import ConfigError
+from pipeline.core.records import RecordFormat
 from pipeline.core.text import redact_url
 from pipeline.sinks import SinkName
 
@@ -58,7 +59,7 @@ class RedisSettings:
 class IngestSettings:
     """What is read, where its traces go, and in which portions."""
 
-    source: Literal["files", "socket"] = "files"
+    source: Literal["files", "socket", "kafka"] = "files"
     input: Annotated[str, Meta(min_length=1, description="a folder or its URL")] = "inbox"
     host: str = "127.0.0.1"
     port: Annotated[int, Meta(ge=1, le=65_535, description="1 to 65535")] = 9999
@@ -73,6 +74,19 @@ class IngestSettings:
     socket_roll_ms: Positive = 100
     marker_keep_sec: Positive = 3_600
     checkpoint_files_max: Positive = 10_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KafkaSettings:
+    """Which cluster, what is read of it and how."""
+
+    servers: str = ""
+    topics: str = ""
+    format: RecordFormat = "json"
+    start: Literal["earliest", "latest"] = "earliest"
+    offsets_per_trigger: Positive = 200_000
+    accept_loss: bool = False
+    client_config: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,6 +164,7 @@ class Settings:
 
     redis: RedisSettings = field(default_factory=RedisSettings)
     ingest: IngestSettings = field(default_factory=IngestSettings)
+    kafka: KafkaSettings = field(default_factory=KafkaSettings)
     drain: DrainSettings = field(default_factory=DrainSettings)
     topics: TopicSettings = field(default_factory=TopicSettings)
     topic: Mapping[str, TopicSettings] = field(default_factory=dict)
@@ -171,6 +186,7 @@ PATHS = {
     ("ingest", "checkpoint"),
     ("ingest", "rejects"),
     ("ingest", "input"),
+    ("kafka", "client_config"),
     ("api", "unix"),
     ("api", "tokens"),
     ("local", "state"),

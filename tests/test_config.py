@@ -142,7 +142,7 @@ def test_a_url_is_no_path(file: Path) -> None:
         ),
         ("[topic]\nmail = 1\n", "must be a table"),
         ('[topic."a:b"]\n', "A topic has 1 to 64"),
-        ('[ingest]\nsource = "kafka"\n', "files or socket"),
+        ('[ingest]\nsource = "amqp"\n', "files or socket or kafka"),
         ("[ingest]\nport = 65536\n", "1 to 65535"),
         ('[redis]\nnamespace = "a{b}"\n', "redis.namespace"),
         ('[redis]\nnamespace = ""\n', "redis.namespace"),

@@ -19,7 +19,7 @@ INCLUDES = sorted((PIPELINE / "store" / "lua" / "include").glob("*.lua"))
 LINES_MAX, FUNCTION_LINES_MAX = 310, 75
 LONGER = {
     "consumer.py": 370,  # one state machine: two modules that reach into each other are harder to read
-    "config.py": 350,  # every setting with its unit, and how they are read: one home
+    "config.py": 365,  # every setting with its unit, and how they are read: one home
 }
 
 ARCHITECTURE = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
@@ -38,6 +38,7 @@ HOMES = {
     "pyarrow": {"ingest", "store"},  # in store/resp.py alone, which frames what ingest has as columns
     "numpy": {"ingest"},
     "inotify_simple": {"landing"},
+    "confluent_kafka": {"ingest"},
     "tqdm": {"ingest"},
     "prometheus_client": {"drain", "web"},
     "starlette": {"web"},

@@ -41,13 +41,7 @@ class StoreProtocolError(StoreError):
 
 
 class RequestRefused(PipelineError, ValueError):
-    """A request breaks a rule; nothing of it is stored.
-
-    Args:
-        reason: the code that the rejects of files have.
-
-        detail: one sentence.
-    """
+    """A request breaks a rule; nothing of it is stored. ``reason`` is the code that rejects have, ``detail`` one sentence."""
 
     def __init__(self, reason: str, detail: str) -> None:
         super().__init__(detail)

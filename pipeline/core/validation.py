@@ -77,6 +77,14 @@ def validate_request(fields: Mapping[str, object], arrival_ms: int) -> Message |
         return refused.rejection
 
 
+def validate_cells(cells: Mapping[str, str], arrival_ms: int) -> Message | Change | Rejection:
+    """Judge a request whose fields are all text, as in CSV. Never raises on what they hold."""
+    try:
+        return _validate_fields({name: _value_of_cell(name, cell) for name, cell in cells.items()}, arrival_ms)
+    except RefusedError as refused:
+        return refused.rejection
+
+
 def _validate_line(raw: bytes | str, kind: Kind, arrival_ms: int, header: str) -> Message | Change | None:
     encoded = raw.encode(errors="surrogatepass") if isinstance(raw, str) else raw
     if len(encoded) > REQUEST_BYTES_MAX:

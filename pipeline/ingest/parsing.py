@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipeline.core.ids import LINE_NO_MAX
+from pipeline.core.ids import LINE_NO_MAX, TOKEN_ALPHABET, TOKEN_HALF_BITS
 from pipeline.core.messages import FORM_PLAIN, Change, Message, Reason, Rejection, Replacement
 from pipeline.core.validation import Kind, validate_line
 from pipeline.ingest.plain_lines import NO_PLAIN_LINES, Ints, Lines, read_plain_lines
@@ -31,6 +31,7 @@ PLAIN_FROM_LINES: Final = 100  # so many take as long one by one as at once
 _BOM: Final = b"\xef\xbb\xbf"
 _STAMP: Final = re.compile(rb"([0-9]{1,15})\t")
 _HEX_DIGITS: Final = np.frombuffer(b"0123456789abcdef", np.uint8)
+_TOKEN_CHARACTERS: Final = np.frombuffer(TOKEN_ALPHABET.encode(), np.uint8)
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +112,7 @@ def _parse_part(part_id: str, file: FileText, header: str, lines: Lines, first_l
     for index, line in zip(np.flatnonzero(is_other).tolist(), lines.cut(is_other), strict=True):
         others.read(line, first_line + index)
     line_nos = plain.indexes + first_line
-    members = pc.binary_join_element_wise(file.token.encode(), _as_hex(line_nos), FORM_PLAIN.encode(), plain.texts, b"")
+    members = pc.binary_join_element_wise(file.token.encode(), as_hex(line_nos), FORM_PLAIN.encode(), plain.texts, b"")
     return ParsedPart(
         part_id,
         line_nos=np.concatenate((np.array(others.line_nos, np.int64), line_nos)),
@@ -125,11 +126,18 @@ def _parse_part(part_id: str, file: FileText, header: str, lines: Lines, first_l
     )
 
 
-def _as_hex(line_nos: Ints) -> pa.Array:
+def as_hex(line_nos: Ints) -> pa.Array:
     """Write line numbers as a message id holds them, eight digits each."""
     digits = _HEX_DIGITS[line_nos[:, None] >> np.arange(28, -1, -4) & 15]
     offsets = np.arange(0, 8 * len(line_nos) + 1, 8, dtype=np.int32)
     return pa.Array.from_buffers(pa.binary(), len(line_nos), [None, pa.py_buffer(offsets), pa.py_buffer(digits)])
+
+
+def as_half(values: Ints) -> pa.Array:
+    """Write numbers as halves of tokens (``core/ids.py``), seven characters each."""
+    characters = _TOKEN_CHARACTERS[values[:, None] >> np.arange(TOKEN_HALF_BITS - 6, -1, -6) & 63]
+    offsets = np.arange(0, 7 * len(values) + 1, 7, dtype=np.int32)
+    return pa.Array.from_buffers(pa.binary(), len(values), [None, pa.py_buffer(offsets), pa.py_buffer(characters)])
 
 
 class _OneByOne:

@@ -66,10 +66,15 @@ class PlainLines:
 NO_PLAIN_LINES: Final = PlainLines(np.empty(0, np.int64), np.empty(0, np.int64), pa.array([], pa.binary()))
 
 
-def read_plain_lines(lines: Lines, arrival_ms: int) -> PlainLines:
-    """Find and read the plain lines: each is right as it stands, with ``due_ms`` in ms UTC."""
+def read_plain_lines(lines: Lines, arrival_ms: int | Ints) -> PlainLines:
+    """Find and read the plain lines: each is right as it stands, with ``due_ms`` in ms UTC.
+
+    Args:
+        arrival_ms: of all of them, or of each.
+    """
     text = lines.text
     indexes, quotes = _with_six_quotes(lines)
+    arrivals = arrival_ms if isinstance(arrival_ms, int) else arrival_ms[indexes]
     _, q1, q2, q3, q4, q5 = quotes.T
     starts, stops = lines.starts[indexes], lines.stops[indexes]
     first_value, second_value = q1 + 2 + _is_at(text, q1 + 2, b" "), q5 + 2 + _is_at(text, q5 + 2, b" ")
@@ -86,7 +91,7 @@ def read_plain_lines(lines: Lines, arrival_ms: int) -> PlainLines:
         & _is_at(text, stops - 1, b"}")
     )
     is_number, number = _whole_numbers(text, second_value, stops - 1)
-    due_ms = np.where(is_delay, arrival_ms + number * 1000, number)
+    due_ms = np.where(is_delay, arrivals + number * 1000, number)
     is_plain &= is_number & np.where(is_delay, number <= DELAY_SEC_MAX, number >= EPOCH_MS_MIN)
     is_plain &= (due_ms >= 0) & (due_ms <= DUE_MS_MAX)
     return PlainLines(indexes[is_plain], due_ms[is_plain], _slices(text, q2[is_plain] + 1, q3[is_plain]))

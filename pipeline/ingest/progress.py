@@ -1,5 +1,6 @@
 """What a user sees of the query while it runs: a line a batch, and counters in Redis for ``jobs/status.py``."""
 
+import json
 import logging
 from collections.abc import Callable
 from threading import Event, Lock
@@ -134,8 +135,21 @@ class BatchReporter(StreamingQueryListener):
             last_lines_per_sec=_rate(summary, elapsed_sec),
             last_took_ms=event.durationMs.get("triggerExecution", 0),
             last_oldest_waiting_ms=waited_ms,
+            last_lag=lag_of(event),
             last_phases_ms={name: ms for name, ms in event.durationMs.items() if name != "triggerExecution"},
         )
+
+
+def lag_of(progress: Any) -> int | None:
+    """Return how many offsets of Kafka the batch of a progress event has left; None for another source."""
+    for source in progress.sources:
+        try:
+            last: dict[str, int] = json.loads(source.latestOffset)
+            read: dict[str, int] = json.loads(source.endOffset)
+            return sum(max(0, end - read.get(name, 0)) for name, end in last.items())
+        except (ValueError, TypeError, AttributeError):
+            return None  # other sources have offsets of other forms
+    return None
 
 
 def batch_line(batch_id: int, summary: Summary, elapsed_sec: float, waited_ms: int | None) -> str:

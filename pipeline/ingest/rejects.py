@@ -1,7 +1,8 @@
 """Write the lines that are not accepted, with where they stood and why.
 
 One file a landing file, named after the original file, the day it arrived and its token, and put in place by a rename: a batch
-that is replayed writes the same file again, and removes what tasks that died have left of it.
+that is replayed writes the same file again, and removes what tasks that died have left of it. Records of Kafka have one a
+transaction, named after the partition and the first offset.
 """
 
 import json

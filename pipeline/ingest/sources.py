@@ -236,6 +236,10 @@ class SocketSource:
 class DirectSource:
     """A directory of HDFS or an object store: Spark reads it itself."""
 
+    source_id: str
+    reads: str
+    location: str
+
     def __init__(self, settings: IngestSettings, pause: Callable[[float], object]) -> None:
         self.reads = self.location = settings.input
         self.source_id = hashlib.sha256(settings.input.encode()).hexdigest()[:16]

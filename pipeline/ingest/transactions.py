@@ -92,6 +92,13 @@ class PartQueue:
         return int(self._bytes_before[end] - self._bytes_before[self.place])
 
 
+def transaction_of_part(part: ParsedPart, move: MarkerMove) -> Transaction:
+    """Return the transaction that stores all messages of a part, and moves a marker."""
+    queue = PartQueue(part)
+    rows, keys = MessageRows(*_unidentified(queue, len(queue))), queue.idempotency_keys
+    return Transaction([move], rows, _identified(queue, len(queue)) if keys else [], len(part.rejected))
+
+
 def split_by_shard(part: ParsedPart, shards: int) -> dict[int, ParsedPart]:
     """Split a part by the shards that its messages belong to.
 

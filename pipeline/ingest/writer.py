@@ -87,16 +87,24 @@ class WriterSettings:
 
 
 class BatchWriter:
-    """Writes micro-batches of file rows; each line is stored exactly once, whatever was stored of its file before."""
+    """Writes micro-batches; each line is stored exactly once, whatever was stored before of its file, or topic."""
 
-    def __init__(self, settings: WriterSettings, clock: Clock, report: Callable[[int, Summary, float], object]) -> None:
+    def __init__(
+        self,
+        settings: WriterSettings,
+        clock: Clock,
+        report: Callable[[int, Summary, float], object],
+        write: "PartitionWriter | None" = None,
+    ) -> None:
         """Make one.
 
         Args:
             report: called for each batch that is stored, before Spark commits it: its number, what became of its lines, and
                 the seconds it took. What it raises fails the batch.
+
+            write: does it for a partition of the batch; None means for files.
         """
-        self._settings = settings
+        self._write_partition = write or PartitionWriter(settings)
         self._clock = clock
         self._report = report
 
@@ -105,18 +113,15 @@ class BatchWriter:
         started_ms = self._clock.monotonic_ms()
         total = self._write(batch)
         while total.lost:
-            log.warning(
-                "Redis lost what it had taken of %d parts of files, as after a crash; they are stored again", total.lost
-            )
+            log.warning("Redis lost what it had taken of %d parts, as after a crash; they are stored again", total.lost)
             total = self._write(batch)
         self._report(batch_id, total, (self._clock.monotonic_ms() - started_ms) / 1000)
 
     def _write(self, batch: DataFrame) -> Summary:
         total = Summary()
-        write = PartitionWriter(self._settings)
         # One small row a partition comes back, so what the driver does is the same for any number of messages.
         try:
-            rows = batch.mapInArrow(write, SUMMARY_COLUMNS).collect()
+            rows = batch.mapInArrow(self._write_partition, SUMMARY_COLUMNS).collect()
         except Exception as exc:
             if unread := _UNREAD_FILE.search(str(exc)):
                 raise _unread_file(batch.sparkSession, unquote(unread[1])) from exc
@@ -148,7 +153,7 @@ def count_lines(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 
 class PartitionWriter:
-    """The mapInArrow function of one batch: file rows in, one summary row out."""
+    """The mapInArrow function of a batch: file rows in, one summary row out."""
 
     def __init__(self, settings: WriterSettings) -> None:
         self._settings = settings
@@ -202,9 +207,9 @@ class ShardWriter:
         """Store the rest, and look whether all of it is still there."""
         self._store_waiting()
         if self._settings.wait_for_disk and self._part_ids:
-            _retrying(self._store.wait_for_disk)
+            retrying(self._store.wait_for_disk)
         # A server that came back without its last writes, as weak settings allow, has lost messages and markers together.
-        markers = _retrying(lambda: self._store.markers(self._settings.source_id, self._part_ids))
+        markers = retrying(lambda: self._store.markers(self._settings.source_id, self._part_ids))
         self._summary.lost = sum(marker != ALL_STORED for marker in markers)
         return self._summary
 
@@ -215,7 +220,7 @@ class ShardWriter:
             self._resume(queues)
             self._make_changes(queues)
         while step := Step(queues, self._settings.transaction_messages, TRANSACTION_BYTES):
-            done = _retrying(partial(self._store_step, step, queues))
+            done = retrying(partial(self._store_step, step, queues))
             if done is not None:
                 step.advance()
                 self._summary.add(Summary(stored=done.stored, duplicates=len(done.duplicates)))
@@ -234,7 +239,7 @@ class ShardWriter:
     def _resume(self, queues: list[PartQueue]) -> None:
         """Go on from where the markers are; what is stored already, by another writer or before a lost reply, is known."""
         part_ids = [queue.part_id for queue in queues]
-        markers = _retrying(lambda: self._store.markers(self._settings.source_id, part_ids))
+        markers = retrying(lambda: self._store.markers(self._settings.source_id, part_ids))
         for queue, marker in zip(queues, markers, strict=True):
             before = queue.place
             self._summary.duplicates += queue.resume(marker) - before
@@ -242,7 +247,7 @@ class ShardWriter:
     def _make_changes(self, queues: list[PartQueue]) -> None:
         """Cancel and replace what the parts say, and count it."""
         changes = _changes_left(queues)
-        done = _retrying(lambda: self._changing.apply(changes))
+        done = retrying(lambda: self._changing.apply(changes))
         self._summary.add(Summary(**asdict(done)))
         self._summary.duplicates += sum(len(queue.changes) for queue in queues) - len(changes)
 
@@ -252,7 +257,8 @@ def _changes_left(queues: Iterable[PartQueue]) -> list[Change]:
     return [change for queue in queues if queue.marker == NO_MARKER for change in queue.changes]
 
 
-def _retrying(call: Callable[[], T]) -> T:
+def retrying(call: Callable[[], T]) -> T:
+    """Make a call to a store until the server answers; Spark ends the wait by ending the task."""
     return retry_until_available(call, lambda ms: threading.Event().wait(ms / 1000), SystemClock(), random.random)
 
 

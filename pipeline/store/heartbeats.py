@@ -32,7 +32,8 @@ class IngestProgress:
 
     ``reads`` is the input as text. ``files`` counts what Spark read: landing files, so the segments of a large one.
     ``last_oldest_waiting_ms`` is how long the oldest file that was not stored after the last batch had waited, 0 if there was
-    none, None if it can't be known. ``last_phases_ms`` has Spark's own names.
+    none, None if it can't be known. ``last_lag`` is how many offsets of Kafka the last batch left, None for another source.
+    ``last_phases_ms`` has Spark's own names.
     """
 
     source_id: str
@@ -53,6 +54,7 @@ class IngestProgress:
     last_lines_per_sec: int
     last_took_ms: int
     last_oldest_waiting_ms: int | None
+    last_lag: int | None = None
     last_phases_ms: dict[str, int]
 
 

@@ -187,7 +187,7 @@ MUTANTS = (
     Mutant(
         "an error counts as stored",
         (faults.commands_lost, faults.server_full),
-        {STORE: (("done = _retrying(partial(self._store_step, step, queues))", TAKEN_FOR_STORED),)},
+        {STORE: (("done = retrying(partial(self._store_step, step, queues))", TAKEN_FOR_STORED),)},
     ),
     Mutant(
         "a connection is used again after an error",

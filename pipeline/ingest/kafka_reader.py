@@ -1,0 +1,112 @@
+"""The records of a range of offsets, from Kafka."""
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from operator import methodcaller
+from typing import Any, Final
+
+from confluent_kafka import Consumer, KafkaError, TopicPartition
+
+from pipeline.core.records import Record
+from pipeline.ingest.kafka import ANSWER_SEC, DENIED, READING, KafkaAway, Partition, RecordsGone, trouble_of
+
+POLL_SEC: Final = 0.1
+_DEFAULTS: Final[Mapping[str, Any]] = {
+    "group.id": "duetime",  # a name that the client wants; it joins no group
+    "fetch.wait.max.ms": 100,  # after which a broker says that it has nothing more, as behind the last transaction of a topic
+    "queued.max.messages.kbytes": 16_384,  # fetched ahead
+}
+
+# A call from Python itself would miss that the client has raised and returned None at once, and fail somewhere behind.
+_read_headers: Final = methodcaller("headers")
+
+
+def _headers_of(message: Any) -> Sequence[tuple[str, bytes | None]] | None:
+    """Return the headers of a message; None if the client can't read the name of one, as it is not UTF-8."""
+    try:
+        return _read_headers(message) or ()
+    except (SystemError, UnicodeDecodeError):
+        return None
+
+
+class RecordReader:
+    """Reads partitions, one at a time. What comes next is fetched meanwhile, as long as it is the same partition."""
+
+    def __init__(self, properties: Mapping[str, str]) -> None:
+        self._servers = properties["bootstrap.servers"]
+        self._consumer = Consumer({**_DEFAULTS, **properties, **READING, "log_level": 0, "error_cb": self._note})
+        self._partition: Partition | None = None
+        self._place = 0  # the offset up to which it was read
+        self._denied: KafkaError | None = None
+        self._fetched: deque[Any] = deque()
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._consumer.close()
+
+    def _note(self, error: KafkaError) -> None:
+        self._denied = error if error.code() in DENIED else self._denied
+
+    def read(self, partition: Partition, begin: int, end: int, count: int, size: int) -> tuple[list[Record], int]:
+        """Read on from an offset, waiting for the first record.
+
+        Args:
+            count: of records, at most; and about ``size`` bytes.
+
+        Returns:
+            The records that come at once, and the offset behind them. There are gaps where transactions end or were aborted, and in
+            compacted topics.
+        Raises:
+            KafkaAway: nothing comes; ask again, from where you are.
+            ConfigError, TopicGone: as ``Cluster``.
+            RecordsGone: what was at ``begin`` is deleted.
+        """
+        if (partition, begin) != (self._partition, self._place):
+            self._partition, self._place = partition, begin
+            self._fetched.clear()
+            self._consumer.assign([TopicPartition(partition.topic, partition.number, begin)])
+        try:
+            records = self._read(end, count, size)
+        except BaseException:
+            self._partition = None  # begin anew
+            raise
+        return records, self._place
+
+    def _read(self, end: int, count: int, size: int) -> list[Record]:
+        records: list[Record] = []
+        silent = 0
+        while self._place < end and len(records) < count and size > 0:
+            if not self._fetched:
+                self._fetched.extend(self._consumer.consume(min(count - len(records), end - self._place), POLL_SEC))
+                if not self._fetched:
+                    if records:
+                        break
+                    silent += 1
+                    if self._denied is not None:
+                        raise trouble_of(self._denied, self._servers)
+                    if silent * POLL_SEC >= ANSWER_SEC:
+                        raise KafkaAway(f"{self._servers} sends nothing of {self._partition}")
+                    continue
+            message: Any = self._fetched.popleft()
+            error = message.error()
+            if error is None:
+                offset = message.offset()
+                if offset >= end:
+                    self._fetched.appendleft(message)
+                    self._place = end
+                    break
+                value, key, headers = message.value(), message.key(), _headers_of(message)
+                records.append(Record(offset, message.timestamp()[1], value, key, headers))
+                size -= (
+                    len(value or b"")
+                    + len(key or b"")
+                    + sum(len(name) + len(text or b"") for name, text in headers or ())
+                )
+                self._place = offset + 1
+            elif error.code() == KafkaError._PARTITION_EOF:
+                self._place = min(max(self._place, message.offset()), end)
+            elif error.code() in (KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE):
+                raise RecordsGone(f"{self._partition} has no offset {self._place} any more")
+            else:
+                raise trouble_of(error, self._servers)
+        return records
