@@ -75,7 +75,7 @@ class RangeWriter(PartitionWriter):
         self,
         settings: WriterSettings,
         read: ReadSettings,
-        open_clients: "Callable[[Mapping[str, str]], tuple[Cluster, RecordReader]] | None" = None,
+        open_clients: Callable[[Mapping[str, str]], tuple[Cluster, RecordReader]] | None = None,
     ) -> None:
         """Make one.
 
