@@ -89,15 +89,14 @@ class RangeWriter(PartitionWriter):
     def write(self, batches: Iterable[pa.RecordBatch]) -> Summary:
         """Read and store the ranges. A wait for Redis or Kafka has no limit: Spark ends it by ending the task."""
         stores = list(zip(open_stores(self._settings.redis), open_changing_stores(self._settings), strict=True))
-        rejects = RejectsWriter(Path(self._settings.rejects))
         clients = self._open_clients(self._read.properties)
         summary = Summary()
-        for batch in batches:
-            for row in batch.to_pylist():
-                partition = Partition(row["topic"], row["topic_id"], row["partition"])
-                read = _RangeReader(self._read, *clients, Range(partition, row["begin"], row["end"]))
-                summary.add(RangeStorer(stores, self._settings, read, rejects).store())
-        rejects.close()
+        with RejectsWriter(Path(self._settings.rejects)) as rejects:
+            for batch in batches:
+                for row in batch.to_pylist():
+                    partition = Partition(row["topic"], row["topic_id"], row["partition"])
+                    read = _RangeReader(self._read, *clients, Range(partition, row["begin"], row["end"]))
+                    summary.add(RangeStorer(stores, self._settings, read, rejects).store())
         return summary
 
 

@@ -5,11 +5,13 @@ that is replayed writes the same file again, and removes what tasks that died ha
 transaction, named after the partition and the first offset.
 """
 
+import contextlib
 import json
+import os
 import secrets
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Self
 
 from pipeline.core.files import put_in_place
 from pipeline.core.text import visible
@@ -36,7 +38,7 @@ def first_reject(file_name: str, lines: Sequence[RejectedLine]) -> str:
 
 
 class RejectsWriter:
-    """Collects the rejects of one landing file at a time; ``close`` puts the last one in place.
+    """Collects the rejects of one landing file at a time; ``close`` puts the last one in place, and so does the end of ``with``.
 
     Args:
         folder: a local folder, or one that every executor has mounted.
@@ -46,6 +48,16 @@ class RejectsWriter:
         self._folder = folder
         self._place = Path()  # of the rejects of the file that is written
         self._file: IO[str] | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, failed: object, *_: object) -> None:
+        if not failed:
+            self.close()
+        elif self._file is not None:  # the next try writes it again
+            with contextlib.suppress(OSError), self._file as file:
+                os.unlink(file.name)
 
     def write(self, file: FileText, records: Iterable[dict[str, Any]]) -> None:
         """Append the records of a part of the file."""

@@ -167,19 +167,18 @@ class PartitionWriter:
         """Store and return what became of the lines. A wait for Redis has no limit: Spark ends it by ending the task."""
         stores = zip(open_stores(self._settings.redis), open_changing_stores(self._settings), strict=True)
         shards = [ShardWriter(store, changing, self._settings) for store, changing in stores]
-        rejects = RejectsWriter(Path(self._settings.rejects))
         summary = Summary()
-        for file in file_texts(batches):
-            summary.file_tokens.append(file.token)
-            for part in parse_file(file):
-                rejects.write(file, (reject_record(file.name, line) for line in part.rejected))
-                first = first_reject(file.name, part.rejected)
-                summary.add(Summary(part.lines, rejected=len(part.rejected), blank=part.blank, first_reject=first))
-                for shard, share in split_by_shard(part, len(shards)).items():
-                    shards[shard].add(PartQueue(share))
-        for writer in shards:
-            summary.add(writer.finish())
-        rejects.close()
+        with RejectsWriter(Path(self._settings.rejects)) as rejects:
+            for file in file_texts(batches):
+                summary.file_tokens.append(file.token)
+                for part in parse_file(file):
+                    rejects.write(file, (reject_record(file.name, line) for line in part.rejected))
+                    first = first_reject(file.name, part.rejected)
+                    summary.add(Summary(part.lines, rejected=len(part.rejected), blank=part.blank, first_reject=first))
+                    for shard, share in split_by_shard(part, len(shards)).items():
+                        shards[shard].add(PartQueue(share))
+            for writer in shards:
+                summary.add(writer.finish())
         return summary
 
 

@@ -1,5 +1,6 @@
 """A server for all faults, and a rig for each."""
 
+import gc
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
 from pathlib import Path
@@ -48,3 +49,4 @@ def open_rig(server: RealServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
             return stack.enter_context(closing(Rig(server, tmp_path, shards)))
 
         yield open_one
+    gc.collect()  # what a planted fault leaves open is told here, and not to the next test

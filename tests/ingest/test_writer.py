@@ -7,6 +7,7 @@ from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
+import psutil
 import pytest
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
@@ -205,6 +206,19 @@ def test_what_a_dead_task_has_left_of_the_rejects_of_a_file_is_removed_with_the_
     slow.close()
     assert files_in(folder) == [name, "two.4711"]
     assert (folder / name).read_text() == '{"line": 1}\n'
+
+
+def test_a_task_that_fails_leaves_no_file_of_rejects_open(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="no more"), RejectsWriter(tmp_path) as writer:
+        writer.write(landed("one.json", "T" * 14), [{"line": 1}])
+        assert open_files_in(tmp_path)
+        raise ValueError("no more")
+    assert not open_files_in(tmp_path)
+    assert not files_in(tmp_path)
+
+
+def open_files_in(folder: Path) -> list[str]:
+    return [each.path for each in psutil.Process().open_files() if each.path.startswith(str(folder))]
 
 
 def landed(name: str, token: str) -> FileText:
