@@ -38,7 +38,7 @@ HOMES = {
     "pyarrow": {"ingest", "store"},  # in store/resp.py alone, which frames what ingest has as columns
     "numpy": {"ingest"},
     "inotify_simple": {"landing"},
-    "confluent_kafka": {"ingest"},
+    "confluent_kafka": {"ingest", "kafka"},
     "tqdm": {"ingest"},
     "prometheus_client": {"drain", "web"},
     "starlette": {"web"},

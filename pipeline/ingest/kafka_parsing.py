@@ -10,12 +10,23 @@ import pyarrow.compute as pc
 
 from pipeline.core.messages import FORM_PLAIN, Change, Message, Rejection, Replacement
 from pipeline.core.records import ARRIVAL_MS_MAX, Record, RecordFormat, request_of, with_headers
-from pipeline.ingest.kafka import OFFSET_BITS, Partition, tokens_of
-from pipeline.ingest.parsing import PLAIN_FROM_LINES, ParsedPart, RejectedLine, as_hex
-from pipeline.ingest.plain_lines import NO_PLAIN_LINES, Lines, read_plain_lines
+from pipeline.ingest.parsing import PLAIN_FROM_LINES, ParsedPart, RejectedLine, as_half, as_hex
+from pipeline.ingest.plain_lines import NO_PLAIN_LINES, Ints, Lines, read_plain_lines
 from pipeline.ingest.usual_lines import fast_request
+from pipeline.kafka.cluster import Partition
 
+OFFSET_BITS: Final = 32  # of an offset that a message id has in place of a line's number
 _LOW: Final = (1 << OFFSET_BITS) - 1
+
+
+def tokens_of(partition: Partition, offsets: Ints, timestamps_ms: Ints) -> pa.Array:
+    """Return the first parts of the message ids of records, to which 32 bits of their offsets belong.
+
+    They sort by the time of the record, as all ids do by the time of arrival, and for one time by offset. The rest tells topics and
+    partitions apart: 20 bits of the topic id, 14 of the partition, 8 more of the offset.
+    """
+    place = (int(partition.topic_id, 16) & 0xFFFFF) << 22 | (partition.number & 0x3FFF) << 8
+    return pc.binary_join_element_wise(as_half(timestamps_ms), as_half(place | offsets >> OFFSET_BITS & 0xFF), b"")
 
 
 def parse_records(partition: Partition, records: Sequence[Record], record_format: RecordFormat) -> ParsedPart:

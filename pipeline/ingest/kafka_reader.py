@@ -8,7 +8,8 @@ from typing import Any, Final
 from confluent_kafka import Consumer, KafkaError, TopicPartition
 
 from pipeline.core.records import Record
-from pipeline.ingest.kafka import ANSWER_SEC, DENIED, READING, KafkaAway, Partition, RecordsGone, trouble_of
+from pipeline.kafka.cluster import ANSWER_SEC, Partition, Reasons, RecordsGone, trouble_of
+from pipeline.kafka.properties import READING
 
 POLL_SEC: Final = 0.1
 _DEFAULTS: Final[Mapping[str, Any]] = {
@@ -34,18 +35,17 @@ class RecordReader:
 
     def __init__(self, properties: Mapping[str, str]) -> None:
         self._servers = properties["bootstrap.servers"]
-        self._consumer = Consumer({**_DEFAULTS, **properties, **READING, "log_level": 0, "error_cb": self._note})
+        self._reasons = Reasons(self._servers)
+        self._consumer = Consumer(
+            {**_DEFAULTS, **properties, **READING, "log_level": 0, "error_cb": self._reasons.note}
+        )
         self._partition: Partition | None = None
         self._place = 0  # the offset up to which it was read
-        self._denied: KafkaError | None = None
         self._fetched: deque[Any] = deque()
 
     def close(self) -> None:
         """Close the connections."""
         self._consumer.close()
-
-    def _note(self, error: KafkaError) -> None:
-        self._denied = error if error.code() in DENIED else self._denied
 
     def read(self, partition: Partition, begin: int, end: int, count: int, size: int) -> tuple[list[Record], int]:
         """Read on from an offset, waiting for the first record.
@@ -70,6 +70,7 @@ class RecordReader:
         except BaseException:
             self._partition = None  # begin anew
             raise
+        self._reasons.forget()
         return records, self._place
 
     def _read(self, end: int, count: int, size: int) -> list[Record]:
@@ -82,10 +83,9 @@ class RecordReader:
                     if records:
                         break
                     silent += 1
-                    if self._denied is not None:
-                        raise trouble_of(self._denied, self._servers)
+                    self._reasons.check()
                     if silent * POLL_SEC >= ANSWER_SEC:
-                        raise KafkaAway(f"{self._servers} sends nothing of {self._partition}")
+                        raise self._reasons.silence(f"sends nothing of {self._partition}")
                     continue
             message: Any = self._fetched.popleft()
             error = message.error()
@@ -107,6 +107,8 @@ class RecordReader:
                 self._place = min(max(self._place, message.offset()), end)
             elif error.code() in (KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE):
                 raise RecordsGone(f"{self._partition} has no offset {self._place} any more")
+            elif error.code() == KafkaError.GROUP_AUTHORIZATION_FAILED:
+                continue  # the client looks for the coordinator of its group, which we don't need
             else:
-                raise trouble_of(error, self._servers)
+                raise trouble_of(error, self._servers, f"Read on the topic {message.topic()}")
         return records

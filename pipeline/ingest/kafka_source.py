@@ -18,8 +18,9 @@ from pyspark.sql.types import StructType
 from pipeline.config import KafkaSettings
 from pipeline.core.background import Background
 from pipeline.core.errors import ConfigError, SourceError
-from pipeline.ingest.kafka import Cluster, KafkaAway, Partition, TopicGone, client_properties
 from pipeline.ingest.sources import DirectSource
+from pipeline.kafka.cluster import Cluster, KafkaAway, Partition, TopicGone
+from pipeline.kafka.properties import client_properties
 
 CHECK_MS: Final = 5_000
 READY_TRIES: Final = 3  # of --once, which has to know where the topics end
@@ -192,7 +193,9 @@ class KafkaSource(DirectSource):
             cluster_id = cluster.cluster_id()
             self.partitions = there = cluster.partitions_of(settings.topics)
         except KafkaAway as exc:
-            raise SourceError(f"Kafka can't be reached ({exc}); start it, or name it with --kafka-servers.") from exc
+            raise SourceError(
+                f"Kafka can't be reached ({exc}); start it, name it with --kafka-servers, or see kafka.client_config."
+            ) from exc
         wanted = {name for each in settings.topics.split(",") if (name := each.strip()) and not name.startswith("^")}
         missing = sorted(wanted - {each.topic for each in there})
         if missing:

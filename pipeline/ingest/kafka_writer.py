@@ -22,13 +22,6 @@ from pipeline.core.backoff import backoff_ms
 from pipeline.core.errors import SourceError
 from pipeline.core.records import ARRIVAL_MS_MAX, Record, RecordFormat, headers_of
 from pipeline.core.text import visible
-from pipeline.ingest.kafka import (
-    Cluster,
-    KafkaAway,
-    Partition,
-    RecordsGone,
-    TopicGone,
-)
 from pipeline.ingest.kafka_parsing import parse_records
 from pipeline.ingest.kafka_reader import RecordReader
 from pipeline.ingest.parsing import FileText, ParsedPart, RejectedLine
@@ -43,6 +36,7 @@ from pipeline.ingest.writer import (
     open_stores,
     retrying,
 )
+from pipeline.kafka.cluster import Cluster, KafkaAway, Partition, RecordsGone, TopicGone
 from pipeline.store.base import NO_MARKER, ChangingStore, MarkerMove, Scheduled, SchedulingStore
 
 log = logging.getLogger(__name__)

@@ -16,7 +16,7 @@ import shutil
 import socket
 import subprocess
 from base64 import urlsafe_b64encode
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -38,12 +38,13 @@ START_SEC = 60.0  # 3 on an idle machine
 # The heap is enough for some hundred thousand records; the compiler is the one that pays for itself within seconds.
 JAVA_OPTIONS = ("-Xmx160m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-XX:-UsePerfData", "-Dlog4j2.level=WARN")
 
+PROTOCOLS = {"PLAINTEXT": "PLAINTEXT", "PROXIED": "PLAINTEXT", "CONTROLLER": "PLAINTEXT"}
+
 SERVER = {
     "process.roles": "broker,controller",
     "node.id": 1,
     "controller.listener.names": "CONTROLLER",
     "inter.broker.listener.name": "PLAINTEXT",
-    "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,PROXIED:PLAINTEXT,CONTROLLER:PLAINTEXT",
     # A single broker has no others to copy to.
     "offsets.topic.replication.factor": 1,
     "offsets.topic.num.partitions": 1,
@@ -74,23 +75,37 @@ class Broker(Clients):
     Args:
         proxied_port: There is a second listener, at ``upstream``, which tells clients that the broker is at this port of loopback:
             a proxy there stays in between.
+        listeners: names of more listeners, with the security protocol of each; ``addresses`` says where they are.
+        java_options: of the machine that it runs on; those that are left out suit tests.
         settings: of the server, with ``_`` for each dot.
     """
 
-    def __init__(self, folder: Path, proxied_port: int | None = None, **settings: object) -> None:
-        self._port, controller, upstream = _free_ports(3)
+    def __init__(
+        self,
+        folder: Path,
+        proxied_port: int | None = None,
+        listeners: Mapping[str, str] | None = None,
+        java_options: Sequence[str] = JAVA_OPTIONS,
+        **settings: object,
+    ) -> None:
+        self._java_options = java_options
+        protocols = listeners or {}
+        self._port, controller, upstream, *more = _free_ports(3 + len(protocols))
         super().__init__(f"{HOST}:{self._port}")
         self.folder = folder
         self.log = folder / "broker.log"
         self.upstream = (HOST, upstream)
-        listeners = advertised = f"PLAINTEXT://{self.bootstrap}"
+        self.addresses = {name: f"{HOST}:{port}" for name, port in zip(protocols, more, strict=True)}
+        advertised = [f"{name}://{at}" for name, at in {"PLAINTEXT": self.bootstrap, **self.addresses}.items()]
+        listening = [*advertised, f"CONTROLLER://{HOST}:{controller}"]
         if proxied_port is not None:
-            listeners += f",PROXIED://{HOST}:{upstream}"
-            advertised += f",PROXIED://{HOST}:{proxied_port}"
+            listening.append(f"PROXIED://{HOST}:{upstream}")
+            advertised.append(f"PROXIED://{HOST}:{proxied_port}")
         self._settings = SERVER | {
             "controller.quorum.voters": f"1@{HOST}:{controller}",
-            "listeners": f"{listeners},CONTROLLER://{HOST}:{controller}",
-            "advertised.listeners": advertised,
+            "listeners": ",".join(listening),
+            "advertised.listeners": ",".join(advertised),
+            "listener.security.protocol.map": ",".join(map(":".join, {**PROTOCOLS, **protocols}.items())),
             "log.dirs": folder / "data",
             **{name.replace("_", "."): value for name, value in settings.items()},
         }
@@ -104,7 +119,12 @@ class Broker(Clients):
         if not (self.folder / "data").exists():
             self._make_data(home)
         # Native libraries are unpacked into the temporary folder, and stay there after a kill.
-        options = [*JAVA_OPTIONS, f"-Djava.io.tmpdir={self.folder}", "-cp", jars.class_path(home, jars.read_list())]
+        options = [
+            *self._java_options,
+            f"-Djava.io.tmpdir={self.folder}",
+            "-cp",
+            jars.class_path(home, jars.read_list()),
+        ]
         command = [jars.java_program(), *options, "kafka.Kafka", str(self.folder / "server.properties")]
         with open(self.log, "ab") as log:
             start = _starter.submit(
@@ -163,19 +183,25 @@ class Broker(Clients):
 
 
 @contextmanager
-def real_broker(*, transactions: bool = False, proxied_port: int | None = None, **settings: object) -> Iterator[Broker]:
+def real_broker(
+    *,
+    transactions: bool = False,
+    proxied_port: int | None = None,
+    listeners: Mapping[str, str] | None = None,
+    **settings: object,
+) -> Iterator[Broker]:
     """Run a broker while the block lasts.
 
     Args:
         transactions: Have it ready for transactions as well, for a second more.
-        proxied_port: see ``Broker``.
+        proxied_port, listeners: see ``Broker``.
         settings: of the server, with ``_`` for each dot.
     """
     if why := jars.why_unavailable():
         give_up = pytest.fail if os.environ.get("CI") == "true" else pytest.skip
         give_up(f"There is no Kafka: {why}")
     with TemporaryDirectory(prefix="dt-", dir="/tmp") as folder:
-        broker = Broker(Path(folder), proxied_port, **settings)
+        broker = Broker(Path(folder), proxied_port, listeners, JAVA_OPTIONS, **settings)
         try:
             broker.start()
             if transactions:

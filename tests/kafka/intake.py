@@ -12,12 +12,13 @@ from pyspark.sql import SparkSession
 from pipeline.config import KafkaSettings, RedisSettings
 from pipeline.core.clock import SystemClock
 from pipeline.core.messages import Message
-from pipeline.ingest.kafka import Cluster, Partition, client_properties
 from pipeline.ingest.kafka_reader import RecordReader
 from pipeline.ingest.kafka_source import KafkaSource, name_of, read_kafka
 from pipeline.ingest.kafka_writer import RangeWriter, ReadSettings
 from pipeline.ingest.query import query_failure, start_query
 from pipeline.ingest.writer import BatchWriter, Summary, WriterSettings
+from pipeline.kafka.cluster import Cluster, Partition
+from pipeline.kafka.properties import client_properties
 from pipeline.store.connection import connect
 from pipeline.store.keys import keys_of
 from pipeline.store.listing import list_scheduled

@@ -15,11 +15,12 @@ from confluent_kafka import TopicCollection
 
 from pipeline.core.errors import ConfigError
 from pipeline.core.messages import Message
-from pipeline.ingest.kafka import Cluster, Partition, client_properties
 from pipeline.ingest.kafka_reader import RecordReader
 from pipeline.ingest.kafka_writer import Range, RangeStorer, ReadSettings, _RangeReader
 from pipeline.ingest.rejects import RejectsWriter
 from pipeline.ingest.writer import Summary, open_changing_stores, open_stores
+from pipeline.kafka.cluster import Cluster, Partition
+from pipeline.kafka.properties import client_properties
 from pipeline.store.keys import keys_of
 from pipeline.store.shards import shard_of
 from tests.kafka.broker import Broker
@@ -170,7 +171,7 @@ def test_topics_without_ids_are_refused(intake: Intake, monkeypatch: pytest.Monk
     cluster = Cluster(client_properties(intake.broker.bootstrap, ""))
     described = cluster._ask(cluster._admin.describe_topics(TopicCollection([intake.topic]))[intake.topic])
     described.topic_id = Id()
-    monkeypatch.setattr(cluster, "_ask", lambda _: described)
+    monkeypatch.setattr(cluster, "_ask", lambda *_: described)
     with pytest.raises(ConfigError, match=r"no id, as brokers do from version 2\.8 on"):
         cluster.partitions_of(intake.topic)
 

@@ -13,7 +13,8 @@ from pyspark.sql import SparkSession
 
 from pipeline.core.errors import PipelineError, SourceError
 from pipeline.ingest import kafka_reader
-from pipeline.ingest.kafka import Cluster, client_properties
+from pipeline.kafka.cluster import Cluster
+from pipeline.kafka.properties import client_properties
 from pipeline.store.keys import keys_of
 from pipeline.store.redis_store import RedisStore
 from tests.kafka.broker import Broker

@@ -9,9 +9,11 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
 from pipeline.config import KafkaSettings
 from pipeline.core.ids import token_epoch_ms
-from pipeline.ingest.kafka import Cluster, Partition, RecordsGone, TopicGone, client_properties, tokens_of
+from pipeline.ingest.kafka_parsing import tokens_of
 from pipeline.ingest.kafka_reader import RecordReader
 from pipeline.ingest.kafka_source import RangePlanner
+from pipeline.kafka.cluster import Cluster, Partition, RecordsGone, TopicGone
+from pipeline.kafka.properties import client_properties
 from pipeline.runtime.process import wait_until
 from tests.kafka.broker import Broker
 
