@@ -16,6 +16,7 @@ BENCHMARKS = (
     "backlog",
     "drain",
     "streams",
+    "kafka",
     "client",
     "api",
 )  # bench/<name>.py with run(Options) -> Result and tables(Result) -> str
@@ -41,12 +42,18 @@ def parse_arguments(arguments: list[str]) -> tuple[str, Options]:
         "--rows",
         type=int,
         metavar="N",
-        help="lines or messages (ingest: 1,000,000; backlog: 200,000; drain: 300,000, and a flood of 1,000,000)",
+        help="lines or messages (ingest: 1,000,000; backlog: 200,000; drain: 300,000, and a flood of 1,000,000; kafka: 400,000 in, "
+        "200,000 out)",
     )
-    parser.add_argument("--rounds", type=int, metavar="N", help="rounds after the first (5), or files (latency: 60)")
+    parser.add_argument(
+        "--rounds", type=int, metavar="N", help="rounds after the first (5; 3 of lateness), or files (latency: 60)"
+    )
     parser.add_argument("--master", default="local[*]", metavar="URL", help="Spark's master (default: local[*])")
     parser.add_argument(
-        "--only", default="", metavar="A,B", help="some subjects of ingest, or parts of drain, streams, api or profile"
+        "--only",
+        default="",
+        metavar="A,B",
+        help="some subjects of ingest, or parts of drain, streams, kafka, api or profile",
     )
     parser.add_argument(
         "--max",

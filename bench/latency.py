@@ -139,8 +139,9 @@ class Job:
 class Watcher:
     """Notes when each file is stored: at the ring, and fifty times a second in case that Spark takes several files at once."""
 
-    def __init__(self, server: Server, files: int) -> None:
+    def __init__(self, server: Server, files: int, lines: int = LINES) -> None:
         keys = Keys(RedisSettings().namespace)
+        self._lines = lines
         self._client, self._counters, self._files = server.client, keys.counters(), files
         self._bell = server.client.pubsub(ignore_subscribe_messages=True)
         self._bell.subscribe(keys.wake())
@@ -154,7 +155,7 @@ class Watcher:
         while len(self.stored_at) < self._files and time.monotonic() - heard < STORE_SEC_MAX:
             self._bell.get_message(timeout=LOOK_SEC)
             now = time.monotonic()
-            stored = int(self._client.hget(self._counters, "stored") or 0) // LINES
+            stored = int(self._client.hget(self._counters, "stored") or 0) // self._lines
             if stored > len(self.stored_at):
                 heard = now
                 self.stored_at += [now] * (stored - len(self.stored_at))

@@ -182,6 +182,12 @@ def start_ours(server: Server, output: str, *options: str) -> Loop:
     return Loop(["./spark-submit.sh", "jobs/drain.py", *options], output, {"REDIS_URL": server.url})
 
 
+def start_job(server: Server, output: str, *words: str, **environ: str) -> Loop:
+    """Start a job by ``words``, which ``./spark-submit.sh`` takes: as it does once it has seen that .venv is up to date."""
+    command = [sys.executable, "-P", "-m", "pipeline.runtime.submit", *words]
+    return Loop(command, output, {"PYTHONPATH": str(ROOT), "REDIS_URL": server.url, **environ})
+
+
 def start_rival(server: Server, name: str, output: str) -> Loop:
     """Start a loop of ``bench.rivals``."""
     return Loop([sys.executable, "-P", "-m", "bench.rivals", name, server.url], output, {"PYTHONPATH": str(ROOT)})
