@@ -10,11 +10,14 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
+from threading import Event
+from typing import TYPE_CHECKING
 
 from pipeline.cli import EXIT_SUCCESS, Stop, announce_ready, new_parser, open_connection, parse_command, run_main
-from pipeline.config import SINKS, DrainSettings, Settings
+from pipeline.config import SINKS, DrainSettings, RedisSettings, Settings, TopicSettings
 from pipeline.core.background import Background
 from pipeline.core.clock import Clock, SystemClock
+from pipeline.core.errors import ConfigError, StoreUnavailable
 from pipeline.core.text import count_text
 from pipeline.drain.housekeeping import Reclaimer, Trimmer
 from pipeline.drain.loop import DrainLoop
@@ -29,6 +32,10 @@ from pipeline.store.stats import Forecast, read_forecast
 from pipeline.store.topics import Topics
 from pipeline.store.wakeup import WakeListener, notify_loops
 
+if TYPE_CHECKING:
+    from pipeline.kafka.forwarding import Forwarding
+
+FINISH_LOOK_MS = 50  # between two looks whether all is in Kafka, of a loop that ends then
 SIDE_TIMEOUT_MS = 500  # what is done beside the deliveries gives up soon when the server does not answer
 
 log = logging.getLogger(__name__)
@@ -55,8 +62,9 @@ def parse_arguments(arguments: list[str]) -> tuple[argparse.Namespace, Settings]
     parser.add_argument(
         "--sink",
         choices=SINKS,
-        help="where messages go: onto the screen, or into streams for consumers (default: screen)",
+        help="where messages go: onto the screen, into streams for consumers, or into Kafka topics (default: screen)",
     )
+    parser.add_argument("--kafka-servers", metavar="H:P,…", help="cluster that messages for Kafka are written to")
     parser.add_argument("--format", choices=["text", "json"], help="one line a message (default: text)")
     parser.add_argument(
         "--lease",
@@ -81,7 +89,7 @@ def parse_arguments(arguments: list[str]) -> tuple[argparse.Namespace, Settings]
         help="exit 0 when nothing is scheduled or in flight",
     )
     names = ("sink", "format", "lease_sec", "max_rate", "metrics_host", "metrics_port")
-    return parse_command(parser, arguments, "drain", *names)
+    return parse_command(parser, arguments, "drain", *names, kafka_servers=("kafka", "servers"))
 
 
 def serve_metrics(
@@ -94,6 +102,39 @@ def serve_metrics(
         collector = metrics.LoopCollector(namespace, totals, read, clock)
         metrics.serve_metrics(settings.metrics_host, settings.metrics_port, collector)
         log.info("metrics are on http://%s:%d/metrics", settings.metrics_host, settings.metrics_port)
+
+
+def start_forwarding(
+    redis: RedisSettings,
+    settings: Settings,
+    of_topic: Callable[[str], TopicSettings],
+    totals: Totals,
+    loop_id: str,
+    clock: Clock,
+) -> "Forwarding | None":
+    """Begin to write the outboxes to Kafka, if a cluster is named; only then its client is loaded."""
+    if not settings.kafka.servers:
+        if any(each.sink == "kafka" for each in (settings.topics, *settings.topic.values())):
+            log.warning("messages for Kafka wait in the outbox until some loop has --kafka-servers; this one has not")
+        return None
+    try:
+        from pipeline.kafka.forwarding import Forwarding
+    except ImportError as exc:
+        raise ConfigError(f"kafka.servers needs the Kafka client ({exc}): install confluent-kafka.") from exc
+    forwarding = Forwarding(connect(redis), redis, settings.kafka, of_topic, totals, loop_id, clock)
+    forwarding.start()
+    return forwarding
+
+
+def finish_forwarding(forwarding: "Forwarding", stop: Stop) -> None:
+    """Return when what came due is in Kafka, or on a stop."""
+    while not stop():
+        try:
+            if forwarding.is_done():
+                return
+        except StoreUnavailable as exc:
+            log.debug("looked for later: %s", exc)  # the forwarder itself tells what is wrong
+        stop.interrupting(lambda: Event().wait(FINISH_LOOK_MS / 1000))
 
 
 def main(arguments: list[str], stop: Stop) -> int:
@@ -120,9 +161,8 @@ def main(arguments: list[str], stop: Stop) -> int:
         stack.callback(heartbeat.publish, has_ended=True)
         side_store = ShardedStore(open_shards(side_client, redis_settings))
         reclaimer = Reclaimer(side_store.reclaim, partial(notify_loops, side_client, shards), totals)
-        trimmer = Trimmer(
-            Topics(side_client, shards), shards, partial(current_topic_settings, side_client, settings), clock
-        )
+        of_topic = partial(current_topic_settings, side_client, settings)
+        trimmer = Trimmer(Topics(side_client, shards), shards, of_topic, clock)
         background = Background([reclaimer, heartbeat, trimmer])
         background.start()
         stack.callback(background.stop)
@@ -131,6 +171,9 @@ def main(arguments: list[str], stop: Stop) -> int:
             reclaimer.request()
             background.wake()
 
+        forwarding = start_forwarding(redis_settings, settings, of_topic, totals, loop_id, clock)
+        if forwarding:
+            stack.callback(forwarding.stop)
         rate_limit = RateLimit(settings.drain.max_rate)
         claims = replace(settings.drain, claim_limit=rate_limit.claim_limit(settings.drain.claim_limit))
         wake_listener = WakeListener(client, shards)
@@ -151,6 +194,8 @@ def main(arguments: list[str], stop: Stop) -> int:
         )
         announce_ready()
         loop.run()
+        if forwarding and given.until:
+            finish_forwarding(forwarding, stop)
     return EXIT_SUCCESS
 
 
@@ -159,6 +204,8 @@ def summary(totals: Totals) -> str:
     lateness = f", lateness {totals.of_all_topics().lateness}" if totals.delivered else ""
     if totals.late_on_arrival:
         lateness += f", {totals.late_on_arrival:,} late on arrival"
+    if totals.forwarded or totals.refused:
+        lateness += f"; {totals.forwarded:,} written to Kafka, {totals.refused:,} refused"
     messages = count_text(totals.delivered, "message")
     return f"delivered {messages}{lateness}; {totals.late_acks:,} late acks, {totals.reclaimed:,} reclaimed"
 

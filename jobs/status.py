@@ -20,7 +20,7 @@ from pipeline.core.text import age_text, count_text, nonzero_text, span_text, ut
 from pipeline.status import Status, read_status
 from pipeline.store.heartbeats import LOOP_COUNTERS, IngestProgress, add_up_loops, add_up_topics
 
-SHOWN_IF_NOT_ZERO = ("misfiled",)
+SHOWN_IF_NOT_ZERO = ("misfiled", "outbox", "forwarded", "refused")
 TOPICS_SHOWN = 10
 WATCH_SEC, WATCH_SEC_MIN, WATCH_SEC_MAX = 2.0, 0.1, 86_400.0
 CLEAR = "\x1b[H\x1b[J"  # the cursor to the first line, and everything from there on gone
@@ -131,8 +131,15 @@ def drain_text(status: Status) -> str:
     lines = [
         f"\ndrain: {count_text(len(status.loops), 'loop')} in the last hour, {seen}",
         "  (these counters cover the listed loops; those above are lifetime totals)",
-        "  " + ", ".join(f"{getattr(total, name):,} {name.replace('_', ' ')}" for name in LOOP_COUNTERS),
+        "  "
+        + ", ".join(
+            f"{getattr(total, name):,} {name.replace('_', ' ')}"
+            for name in LOOP_COUNTERS
+            if getattr(total, name) or name not in SHOWN_IF_NOT_ZERO
+        ),
     ]
+    if total.forwarded:
+        lines.append(f"  to Kafka after {total.outbox}")
     if total.topics:
         lines.append(f"  lateness {add_up_topics(total.topics.values()).lateness}")
     lines += [

@@ -39,6 +39,7 @@ Positive = Annotated[int, Meta(gt=0, description="greater than 0")]
 ZeroIsOff = Annotated[int, Meta(ge=0, description="0 (off) or more")]
 PositiveSec = Annotated[float, Meta(gt=0, le=86_400, description="greater than 0, and at most 86400")]
 LeaseSec = Annotated[float, Meta(ge=0.1, le=86_400, description="0.1 to 86400")]
+KafkaTopic = Annotated[str, Meta(pattern=r"\A[A-Za-z0-9._-]{0,249}\Z", description="at most 249 of A-Z a-z 0-9 . _ -")]
 WebUrl = Annotated[str, Meta(pattern=URL_PATTERN, description=URL_RULE)]
 SINKS = get_args(SinkName)
 
@@ -78,7 +79,7 @@ class IngestSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KafkaSettings:
-    """Which cluster, what is read of it and how."""
+    """Which cluster, what is read of it and how, and how messages get there."""
 
     servers: str = ""
     topics: str = ""
@@ -87,6 +88,11 @@ class KafkaSettings:
     offsets_per_trigger: Positive = 200_000
     accept_loss: bool = False
     client_config: str = ""
+    exactly_once: bool = True
+    batch_messages: Annotated[int, Meta(ge=1, le=5_000, description="1 to 5000")] = 1_000
+    takeover_sec: Annotated[float, Meta(ge=0.5, le=600, description="0.5 to 600")] = 5.0
+    transaction_timeout_ms: Annotated[int, Meta(ge=1_000, le=900_000, description="1000 to 900000")] = 10_000
+    position_topic: KafkaTopic = "duetime-positions"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,6 +117,7 @@ class TopicSettings:
     """What happens to the messages of a topic when they are due, and to those that a consumer could not handle."""
 
     sink: Literal["", SinkName] = ""
+    kafka_topic: KafkaTopic = ""
     max_rate: ZeroIsOff = 0
     expire_after_sec: ZeroIsOff = 0
     retain_messages: ZeroIsOff = 1_000_000
@@ -183,13 +190,9 @@ ALL_TOPICS = "*"  # in the place of a topic's name
 TOPIC = "topic"  # the section that holds a table for each topic that has settings of its own
 SECTIONS = {name: type_ for name, type_ in get_type_hints(Settings).items() if name not in (TOPIC, "given")}
 PATHS = {
-    ("ingest", "checkpoint"),
-    ("ingest", "rejects"),
-    ("ingest", "input"),
-    ("kafka", "client_config"),
-    ("api", "unix"),
-    ("api", "tokens"),
-    ("local", "state"),
+    *(("ingest", name) for name in ("checkpoint", "rejects", "input")),
+    *(("api", name) for name in ("unix", "tokens")),
+    *(("kafka", "client_config"), ("local", "state")),
 }
 _HINTS = {section: get_type_hints(type_, include_extras=True) for section, type_ in SECTIONS.items()}
 _NOUNS = {str: "a string", bool: "true or false", int: "a whole number", float: "a number"}

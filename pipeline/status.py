@@ -18,7 +18,7 @@ from pipeline.store.heartbeats import (
     read_loops,
 )
 from pipeline.store.keys import Keys
-from pipeline.store.stats import Stats, read_stats
+from pipeline.store.stats import LATE_MS, Stats, read_stats
 
 COUNTERS = ("delivered", "rejected", "stored", "duplicates", "reclaimed", "late_acks", "misfiled")
 
@@ -57,6 +57,13 @@ class Status:
         if stats.late:
             are = "is" if stats.late == 1 else "are"
             found.append(f"{count_text(stats.late, 'message')} {are} late, the oldest by {span_text(stats.overdue_ms)}")
+        if stats.outbox_ms > LATE_MS:
+            wait = "waits" if stats.outbox == 1 else "wait"
+            found.append(
+                f"{count_text(stats.outbox, 'message')} {wait} to be written to Kafka, the oldest for {span_text(stats.outbox_ms)}"
+            )
+        if stuck := add_up_loops(each.stats for each in self.running_loops()).stuck_partitions:
+            found.append(f"a transaction hangs in {', '.join(stuck)} of Kafka")
         return found
 
     def verdict(self) -> str:
@@ -76,6 +83,7 @@ class Status:
             "held": self.stats.held,
             "in_flight": self.stats.in_flight,
             "late": self.stats.late,
+            "outbox": self.stats.outbox,
             "dead": self.stats.dead,
             **{name: self.stats.counters.get(name, 0) for name in COUNTERS},
         }
@@ -87,6 +95,7 @@ class Status:
             **self.counts(),
             "next_due_ms": self.stats.next_due_ms,
             "overdue_ms": self.stats.overdue_ms,
+            "outbox_ms": self.stats.outbox_ms,
             "now_ms": self.stats.now_ms,
             "running_ingest_jobs": self.running_ingests,
             "ingest": [asdict(progress) for progress in self.ingests],
@@ -118,6 +127,8 @@ def _drain_record(status: Status) -> dict[str, object]:
         "seen_ms": max((each.seen_ms for each in status.loops), default=None),
         **{name: getattr(total, name) for name in LOOP_COUNTERS},
         "errors": total.errors,
+        "stuck_partitions": total.stuck_partitions,
+        "outbox": _lateness_record(TopicStats(total.forwarded, total.outbox)),
         "lateness": _lateness_record(add_up_topics(total.topics.values())),
         "topics": {topic: _lateness_record(each) for topic, each in sorted(total.topics.items())},
     }

@@ -8,11 +8,12 @@ from typing import Any
 
 # Kinds of keys without a time to live, and what keeps each of them small.
 PERMANENT = {
-    "meta": "two fields",
+    "meta": "three fields",
     "counters": "some fields",
     "topics": "one member for each topic that holds anything",
     "topic_settings": "one field for each topic with settings of its own",
     "stream": "the retention of the topic",
+    "outbox": "what is not in Kafka yet, for as long as Kafka does not answer",
     "retry": "the retention of the topic",
     "dead": "until somebody schedules its letters again or drops them",
     "groups": "one field for each group of the topic, until it is dropped",
@@ -25,7 +26,7 @@ PERMANENT = {
     "ingests": "one member for each source of the last week",
     "drains": "one member for each loop of the last hour",
 }
-EXPIRING = {"ingest", "drain", "active"}
+EXPIRING = {"ingest", "drain", "active", "forwarder"}
 WITH_MESSAGES = {
     "bucket",
     "buckets",

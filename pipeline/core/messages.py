@@ -222,7 +222,7 @@ class Message:
             "body": texts.get("message", ""),
             "topic": texts.get("topic", DEFAULT_TOPIC),
             "id": texts.get("id", entry_id),
-            "headers": _headers_of(texts.get("headers", "")),
+            "headers": read_headers(texts.get("headers", "")),
             "message_id": message_id_of_entry(entry_id),
             "attempt": max(1, number_of(texts.get("attempt", ""), 1)) + max(deliveries, 1) - 1,
             "group": texts.get("group", ""),
@@ -291,7 +291,7 @@ def number_of(text: str, otherwise: int) -> int:
     return int(text) if _is_number(text) else otherwise
 
 
-def _headers_of(text: str) -> dict[str, str]:
+def read_headers(text: str) -> dict[str, str]:
     """Return headers that are written as JSON; none if another program wrote something else there."""
     try:
         headers = json.loads(text or "{}")

@@ -14,7 +14,7 @@ import base64
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Final, Literal
+from typing import Final, Literal, NamedTuple
 
 from pipeline.core.ids import TOKEN_HALF_BITS
 from pipeline.core.messages import Change, Message, Reason, Rejection, Replacement
@@ -38,6 +38,10 @@ ASKED: Final[Mapping[str, str]] = {
     "duetime-topic": "topic",
     "duetime-id": "id",
 }
+
+
+_OURS: Final = frozenset({*ASKED, "duetime-due-ms"})  # asked for, or written by us: not for the next reader
+_NOT_SAID: Final = RESERVED | _OURS
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +112,62 @@ def headers_of(record: Record, record_format: RecordFormat, own: Mapping[str, st
         key = _text_of(record.key)
         kept |= {KEY_BASE64: _base64(record.key)} if key is None else {KEY: key}
     return {**texts, **own, **kept}
+
+
+class Outgoing(NamedTuple):
+    """A record that a message becomes."""
+
+    value: bytes
+    key: bytes | None
+    headers: list[tuple[str, str | bytes | None]]
+
+
+def outgoing(body: bytes, headers: Mapping[str, str], message_id: str, due_ms: int) -> Outgoing:
+    """Return the record of a message: what came from Kafka leaves as it came, byte for byte, unless the request said otherwise.
+
+    Args:
+        message_id: the idempotency key, else the message id, for consumers that have to tell copies.
+    """
+    own: list[tuple[str, str | bytes | None]]
+    own = [("duetime-id", message_id.encode()), ("duetime-due-ms", b"%d" % due_ms)]
+    if not headers:
+        return Outgoing(body, None, own)
+    came = [pair for pair in _listed(headers[ALL_HEADERS]) if pair[0] not in _OURS] if ALL_HEADERS in headers else []
+    said = {name: text.encode() for name, text in headers.items() if name not in _NOT_SAID}
+    kept = [(name, value) for name, value in came if name not in said or (name, said[name]) in came]
+    more = [pair for pair in said.items() if pair not in came]
+    key = headers.get(KEY)
+    encoded = _bytes_of(body) if headers.get(ENCODING) == BASE64 else None
+    return Outgoing(
+        value=body if encoded is None else encoded,
+        key=_bytes_of(headers[KEY_BASE64]) if KEY_BASE64 in headers else None if key is None else key.encode(),
+        headers=[*kept, *more, *own],
+    )
+
+
+def _listed(text: str) -> list[tuple[str, bytes | None]]:
+    """Read what ``headers_of`` wrote; nothing, if it is something else: anybody may schedule a message with such a header."""
+    try:
+        listed = json.loads(text or "[]")
+        return [
+            (_name_of(name), None if value is None else base64.b64decode(value, validate=True))
+            for name, value in listed
+        ]
+    except (ValueError, TypeError, RecursionError):
+        return []
+
+
+def _name_of(name: object) -> str:
+    """Return the name of a header; raises ``ValueError`` if it is not UTF-8, which would crash the client of Kafka."""
+    return str(name).encode().decode()
+
+
+def _bytes_of(text: str | bytes) -> bytes | None:
+    """Return what base64 stands for; None if it is none."""
+    try:
+        return base64.b64decode(text, validate=True)
+    except ValueError:
+        return None
 
 
 def _text_of(value: bytes | None) -> str | None:

@@ -71,6 +71,13 @@ class LoopCollector(Collector):
                 counter = CounterMetricFamily(f"duetime_{name}", meaning, labels=["namespace"])
                 counter.add_metric([self._namespace], getattr(stats, name))
                 yield counter
+        outbox = HistogramMetricFamily(
+            "duetime_outbox_seconds", "From when a message came due to when it was in Kafka.", labels=["namespace"]
+        )
+        outbox.add_metric([self._namespace], _cumulative(stats.outbox.counts), stats.outbox.sum_ms / 1_000)
+        yield outbox
+        meaning = "Partitions of Kafka where a transaction hangs, so that consumers that read committed stand still."
+        yield self._gauge("kafka_stuck_partitions", meaning, len(stats.stuck_partitions))
         errors = CounterMetricFamily(
             "duetime_errors", "Calls that failed, by what caused it.", labels=["namespace", "kind"]
         )
@@ -88,6 +95,17 @@ class LoopCollector(Collector):
             forecast.overdue_ms / 1_000,
         )
         yield self._gauge("held_messages", "Messages that came due while their topic was paused.", forecast.held)
+        yield self._gauge("outbox_messages", "Messages that wait to be written to Kafka.", forecast.outbox)
+        meaning = "How long the oldest of these waits, 0 if there is none."
+        yield self._gauge("outbox_age_seconds", meaning, forecast.outbox_ms / 1_000)
+        lag = GaugeMetricFamily(
+            "duetime_ingest_lag_records",
+            "Offsets of Kafka that the last batch of an ingest job left.",
+            labels=["namespace", "reads"],
+        )
+        for reads, offsets in forecast.lags.items():
+            lag.add_metric([self._namespace, reads], offsets)
+        yield lag
         if forecast.next_due_ms is not None:
             meaning = "When the next message of the namespace is due; absent if nothing is scheduled."
             yield self._gauge("next_due_timestamp_seconds", meaning, forecast.next_due_ms / 1_000)

@@ -3,8 +3,9 @@
 import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import inf
+from threading import Lock
 
 from pipeline.core.clock import Clock
 from pipeline.core.errors import PipelineError
@@ -36,6 +37,19 @@ class Totals(LoopStats):
     """
 
     topics_max: int = 100
+    _lock: Lock = field(default_factory=Lock)  # of what several threads count
+
+    def count_forwarded(self, arrived_ms: Sequence[int], at_ms: int) -> None:
+        """Count messages that are in Kafka since ``at_ms``, by when they came into the outbox on the server's clock."""
+        with self._lock:
+            self.forwarded += len(arrived_ms)
+            for came_ms, alike in Counter(arrived_ms).items():
+                self.outbox.add(at_ms - came_ms, alike)
+
+    def count_refused(self) -> None:
+        """Count a message that Kafka refused."""
+        with self._lock:
+            self.refused += 1
 
     def count_delivered(self, messages: Sequence[Message], delivered_ms: int) -> None:
         """Count messages that the sink had at ``delivered_ms`` and that were acknowledged."""
@@ -84,7 +98,8 @@ class Totals(LoopStats):
     def count_error(self, error: Exception) -> None:
         """Count an error of ours under the name of what caused it: a class of the client or of the system."""
         kind = type(error.__cause__ or error).__name__
-        self.errors[kind] = self.errors.get(kind, 0) + 1
+        with self._lock:
+            self.errors[kind] = self.errors.get(kind, 0) + 1
 
     def of_topic(self, topic: str) -> TopicStats:
         """Return what is counted of a topic, or of all others together."""
@@ -104,11 +119,14 @@ class Totals(LoopStats):
             for name, each in list(self.topics.items())
         }
         counters = {name: getattr(self, name) for name in LOOP_COUNTERS}
-        return LoopStats(**counters, errors=dict(self.errors), topics=topics)
+        outbox = replace(self.outbox, counts=list(self.outbox.counts))
+        stuck, errors = list(self.stuck_partitions), dict(self.errors)
+        return LoopStats(**counters, outbox=outbox, stuck_partitions=stuck, errors=errors, topics=topics)
 
     def version(self) -> tuple[int, ...]:
         """Return numbers of which one differs after anything was counted."""
-        return *(getattr(self, name) for name in LOOP_COUNTERS), sum(self.errors.values())
+        counters = (getattr(self, name) for name in LOOP_COUNTERS)
+        return *counters, sum(self.errors.values()), len(self.stuck_partitions)
 
 
 class Heartbeat:

@@ -11,7 +11,7 @@ from pipeline.core.clock import Clock
 from pipeline.sinks.base import Sink
 from pipeline.sinks.screen import ScreenSink
 
-SinkName = Literal["screen", "stream"]
+SinkName = Literal["screen", "stream", "kafka"]
 # From the form of the output (text or json) and a clock, the sink that a loop delivers to.
 DELIVERING: Final[Mapping[SinkName, Callable[[str, Clock], Sink]]] = {"screen": ScreenSink}
-MOVED_BY_CLAIM: Final[frozenset[SinkName]] = frozenset({"stream"})
+MOVED_BY_CLAIM: Final[frozenset[SinkName]] = frozenset({"stream", "kafka"})

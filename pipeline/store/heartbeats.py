@@ -72,9 +72,13 @@ def _counter(meaning: str) -> Any:
 
 @dataclass(slots=True, kw_only=True)
 class LoopStats:
-    """What a drain loop did since it started, in messages; ``errors`` are failed calls by the name of their cause."""
+    """What a drain loop did since it started, in messages; ``errors`` are failed calls by the name of their cause.
 
-    delivered: int = _counter("Messages delivered and acknowledged, or moved into a stream.")
+    ``outbox`` is how long messages were in the outbox, from when they came due to when they were in Kafka; ``stuck_partitions``
+    are those of Kafka, ``topic/partition``, where a transaction hangs.
+    """
+
+    delivered: int = _counter("Messages delivered and acknowledged, or moved into a stream or an outbox.")
     claimed: int = _counter("Messages taken from Redis.")
     late_acks: int = _counter(
         "Messages delivered whose lease was over before they were acknowledged: they are redelivered."
@@ -82,6 +86,10 @@ class LoopStats:
     redelivered: int = _counter("Messages delivered that may have been delivered before: possible duplicates.")
     reclaimed: int = _counter("Messages given back from claims whose lease was over.")
     late_on_arrival: int = _counter("Messages delivered that were due before they came in.")
+    forwarded: int = _counter("Messages written from an outbox to Kafka.")
+    refused: int = _counter("Messages that Kafka refused: they are dead letters.")
+    outbox: Lateness = field(default_factory=Lateness)
+    stuck_partitions: list[str] = field(default_factory=list)
     errors: dict[str, int] = field(default_factory=dict)
     topics: dict[str, TopicStats] = field(default_factory=dict)
 
@@ -162,20 +170,18 @@ def write_loop(client: Any, keys: Keys, progress: LoopProgress) -> None:
     # As asdict gives it, which takes 8 ms for 100 topics: longer than a message should have to wait for this thread.
     stats = progress.stats
     values = {each.name: getattr(progress, each.name) for each in fields(LoopProgress) if each.name != "stats"}
-    values |= {name: getattr(stats, name) for name in LOOP_COUNTERS} | {"errors": stats.errors}
+    values |= {name: getattr(stats, name) for name in (*LOOP_COUNTERS, "errors", "stuck_partitions")}
+    values["outbox"] = _lateness_values(stats.outbox)
     values["topics"] = {
-        topic: {
-            "delivered": each.delivered,
-            "lateness": {
-                "counts": each.lateness.counts,
-                "sum_ms": each.lateness.sum_ms,
-                "max_ms": each.lateness.max_ms,
-            },
-        }
+        topic: {"delivered": each.delivered, "lateness": _lateness_values(each.lateness)}
         for topic, each in stats.topics.items()
     }
     values["seen_ms"] = at_ms = server_ms(client)
     _write(client, keys.drain(progress.loop_id), keys.drains(), progress.loop_id, at_ms, LOOP_KEEP_SEC, values)
+
+
+def _lateness_values(lateness: Lateness) -> dict[str, Any]:
+    return {"counts": lateness.counts, "sum_ms": lateness.sum_ms, "max_ms": lateness.max_ms}
 
 
 def read_ingests(client: Any, keys: Keys) -> list[IngestProgress]:
@@ -201,8 +207,10 @@ def read_loops(client: Any, keys: Keys) -> list[LoopProgress]:
         topics = {
             name: TopicStats(each["delivered"], Lateness(**each["lateness"])) for name, each in values["topics"].items()
         }
-        if all(len(each.lateness.counts) == len(BOUNDS_MS) + 1 for each in topics.values()):  # else of another version
-            stats = LoopStats(**{name: values[name] for name in counted if name != "topics"}, topics=topics)
+        values |= {"topics": topics, "outbox": Lateness(**values["outbox"])}
+        histograms = [values["outbox"], *(each.lateness for each in topics.values())]
+        if all(len(each.counts) == len(BOUNDS_MS) + 1 for each in histograms):  # else of another version
+            stats = LoopStats(**{name: values[name] for name in counted})
             found.append(LoopProgress(**{name: values[name] for name in own}, stats=stats))
     return found
 
@@ -215,6 +223,8 @@ def add_up_loops(each: Iterable[LoopStats]) -> LoopStats:
         errors.update(part.errors)
     return LoopStats(
         **{name: sum(getattr(part, name) for part in parts) for name in LOOP_COUNTERS},
+        outbox=add_up(part.outbox for part in parts),
+        stuck_partitions=sorted({name for part in parts for name in part.stuck_partitions}),
         errors=dict(errors),
         topics={
             name: add_up_topics(part.topics[name] for part in parts if name in part.topics)

@@ -83,6 +83,14 @@ class Keys:
         """STREAM: the messages of a topic that were due, for all its groups."""
         return self._key(f"stream:{topic}")
 
+    def outbox(self) -> str:
+        """STREAM: the messages of all topics whose sink is Kafka that were due, as far as they are not known to be there."""
+        return self._key("outbox:kafka")
+
+    def forwarder(self) -> str:
+        """STRING: the loop that writes the outbox to Kafka; it expires with its lease."""
+        return self._key("forwarder")
+
     def retry(self, topic: str, group: str) -> str:
         """STREAM: messages of a topic that one group gets again."""
         return self._key(f"retry:{topic}:{group}")
@@ -120,7 +128,7 @@ class Keys:
         return self._key("counters")
 
     def meta(self) -> str:
-        """HASH: format_version, shards: what every job compares with its own; in shard 0 only."""
+        """HASH: format_version, shards: what every job compares with its own, and outbox_id; in shard 0 only."""
         return self._key("meta")
 
     def wake(self) -> str:

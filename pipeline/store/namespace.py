@@ -1,6 +1,7 @@
 """What a namespace says about itself: the version of its wire format, how many shards it has, and the settings of its topics."""
 
 import json
+import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, fields, replace
 from typing import Any
@@ -12,7 +13,7 @@ from pipeline.store.connection import translated_errors
 from pipeline.store.keys import Keys, keys_of
 
 FORMAT_VERSION = 1  # of docs/wire-format.md; higher when an older program can't read what a newer one wrote
-_VERSION, _SHARDS = "format_version", "shards"
+_VERSION, _SHARDS, _OUTBOX_ID = "format_version", "shards", "outbox_id"
 _SETTINGS = tuple(field.name for field in fields(TopicSettings))
 
 
@@ -50,6 +51,18 @@ def open_namespace(client: Any, settings: RedisSettings, may_create: bool) -> bo
             f"use another namespace, or, if nothing was ever stored in this one, delete its key {key}."
         )
     return True
+
+
+def outbox_id(client: Any, settings: RedisSettings) -> str:
+    """Return what tells the outboxes of this namespace from those of all others, on any server: made by who asks first.
+
+    Raises:
+        StoreError: no answer, or an error.
+    """
+    key = Keys(settings.namespace).meta()
+    with translated_errors():
+        client.hsetnx(key, _OUTBOX_ID, secrets.token_hex(8))
+        return str(client.hget(key, _OUTBOX_ID).decode())
 
 
 def adopt_topic_settings(client: Any, settings: Settings, complete: bool = False) -> Settings:

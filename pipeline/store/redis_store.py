@@ -146,17 +146,8 @@ class RedisStore:
     def _claim(self, token: str) -> Any:
         keys, drain, bucket_start_ms = self._keys, self._drain, self._oldest_bucket_ms
         names = [
-            keys.buckets(),
-            keys.bucket(bucket_start_ms),
-            keys.claims(),
-            keys.claim(token),
-            keys.attempts(),
-            keys.pauses(),
-            keys.places(),
-            keys.ids(),
-            keys.counters(),
-            keys.rate_limits(),
-            keys.topics(),
+            *(keys.buckets(), keys.bucket(bucket_start_ms), keys.claims(), keys.claim(token), keys.attempts()),
+            *(keys.pauses(), keys.places(), keys.ids(), keys.counters(), keys.rate_limits(), keys.topics()),
             keys.topic_settings(),
         ]
         arguments = [
@@ -189,13 +180,8 @@ class RedisStore:
                 *(keys.places(), keys.ids(), keys.counters()),
             ],
             [
-                claim.lease_token,
-                claim.lease_until_ms,
-                len(claim.messages),
-                delivered,
-                self._drain.id_retention_sec * 1000,
-                self._now(),
-                *idempotency_keys,
+                *(claim.lease_token, claim.lease_until_ms, len(claim.messages), delivered),
+                *(self._drain.id_retention_sec * 1000, self._now(), *idempotency_keys),
             ],
         )
         return _holds("ack", status)
@@ -252,12 +238,8 @@ class RedisStore:
         status, given_back = self._evaluate(
             "release",
             [
-                keys.claims(),
-                keys.claim(token),
-                keys.buckets(),
-                keys.bucket(bucket_start_ms),
-                keys.attempts(),
-                keys.counters(),
+                *(keys.claims(), keys.claim(token), keys.buckets(), keys.bucket(bucket_start_ms)),
+                *(keys.attempts(), keys.counters()),
             ],
             [token, bucket_start_ms, lease_until_ms, claimed, delivered, self._now()],
         )

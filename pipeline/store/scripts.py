@@ -30,6 +30,8 @@ NAMES = (
     "redrive",
     "register",
     "drop_group",
+    "forward",
+    "refuse",
 )
 Call = tuple[str, Sequence[str | bytes], Sequence[Any]]  # a script, its keys and its arguments
 

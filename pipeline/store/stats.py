@@ -2,10 +2,12 @@
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from pipeline.store.connection import server_ms, translated_errors
+from pipeline.store.entries import entry_id_of
+from pipeline.store.heartbeats import read_ingests
 from pipeline.store.keys import Keys
 
 # What a forecast looks at in each shard.
@@ -24,7 +26,8 @@ class Stats:
     ``held`` came due while its topic was paused: it counts as ``scheduled``, and not as late. ``next_due_ms`` is of what is
     scheduled and not held, None if nothing is. ``overdue_ms`` is how late the oldest message is that is scheduled or in flight,
     0 if none is; ``late`` how many of these were due more than ``LATE_MS`` ago: of a claim all, if its first was.
-    ``dead`` are the dead letters that are there, ``counters`` the totals of the namespace's life.
+    ``dead`` are the dead letters that are there, ``counters`` the totals of the namespace. ``outbox`` are those that have left
+    the schedule and wait to be written to Kafka, the oldest for ``outbox_ms``.
     """
 
     now_ms: int
@@ -36,14 +39,17 @@ class Stats:
     next_due_ms: int | None
     overdue_ms: int
     counters: Mapping[str, int]
+    outbox: int = 0
+    outbox_ms: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """How many messages are due when; ``now_ms``, ``held``, ``next_due_ms`` and ``overdue_ms`` as in ``Stats``.
+    """How many messages are due when; ``now_ms``, ``held``, ``next_due_ms``, ``overdue_ms`` and the outbox as in ``Stats``.
 
     ``buckets`` has the number of scheduled messages of each ten minutes by their start, of the oldest ``BUCKETS_MAX`` of each
-    shard; ``held`` is of the first ``PAUSED_MAX`` topics that are paused.
+    shard; ``held`` is of the first ``PAUSED_MAX`` topics that are paused. ``lags`` has what the last batch of each ingest job left
+    of Kafka, in offsets, by what it reads.
     """
 
     now_ms: int
@@ -51,6 +57,9 @@ class Forecast:
     held: int
     next_due_ms: int | None
     overdue_ms: int
+    outbox: int = 0
+    outbox_ms: int = 0
+    lags: Mapping[str, int] = field(default_factory=dict)
 
 
 def read_stats(client: Any, shards: Sequence[Keys], now_ms: int | None = None) -> Stats:
@@ -64,7 +73,7 @@ def read_stats(client: Any, shards: Sequence[Keys], now_ms: int | None = None) -
         StoreError: no answer, or an error.
     """
     now_ms = server_ms(client) if now_ms is None else now_ms
-    looks, counters = [], Counter[str]()
+    looks, outboxes, counters = [], [], Counter[str]()
     held = in_flight = late = dead = 0
     with translated_errors():
         for keys in shards:
@@ -79,6 +88,7 @@ def read_stats(client: Any, shards: Sequence[Keys], now_ms: int | None = None) -
             topics = [topic.decode("utf-8", "replace") for topic in client.smembers(keys.topics())]
             held += sum(ask_each(client, ("ZCARD",), [keys.held(topic) for topic in topics]))
             dead += sum(ask_each(client, ("XLEN",), [keys.dead(topic) for topic in topics]))
+            outboxes.append(_look_into_outbox(client, keys))
             counters.update({name.decode(): int(value) for name, value in client.hgetall(keys.counters()).items()})
     return Stats(
         now_ms=now_ms,
@@ -90,6 +100,8 @@ def read_stats(client: Any, shards: Sequence[Keys], now_ms: int | None = None) -
         next_due_ms=_next_due_ms(looks),
         overdue_ms=_overdue_ms(looks, now_ms),
         counters=counters,
+        outbox=sum(length for length, _ in outboxes),
+        outbox_ms=_outbox_ms(outboxes, now_ms),
     )
 
 
@@ -100,20 +112,25 @@ def read_forecast(client: Any, shards: Sequence[Keys]) -> Forecast:
         StoreError: no answer, or an error.
     """
     now_ms = server_ms(client)
-    looks, buckets, held = [], Counter[int](), 0
+    looks, outboxes, buckets, held = [], [], Counter[int](), 0
     with translated_errors():
         for keys in shards:
             look = _look(client, keys, BUCKETS_MAX, CLAIMS_MAX)
             looks.append(look)
+            outboxes.append(_look_into_outbox(client, keys))
             buckets.update(look.buckets)
             paused = [topic.decode("utf-8", "replace") for topic in client.hkeys(keys.pauses())[:PAUSED_MAX]]
             held += sum(ask_each(client, ("ZCARD",), [keys.held(topic) for topic in paused]))
+    lags = {each.reads: each.last_lag for each in read_ingests(client, shards[0]) if each.last_lag is not None}
     return Forecast(
         now_ms=now_ms,
         buckets=buckets,
         held=held,
         next_due_ms=_next_due_ms(looks),
         overdue_ms=_overdue_ms(looks, now_ms),
+        outbox=sum(length for length, _ in outboxes),
+        outbox_ms=_outbox_ms(outboxes, now_ms),
+        lags=lags,
     )
 
 
@@ -155,6 +172,19 @@ def _look(client: Any, keys: Keys, buckets_max: int = 0, claims_max: int = 0) ->
         claims=list(claims),
         claimed_due_ms=list(claims.values()),
     )
+
+
+def _look_into_outbox(client: Any, keys: Keys) -> tuple[int, int]:
+    """Return how many messages are in an outbox, and since when the oldest is."""
+    pipeline = client.pipeline(transaction=False)
+    pipeline.xlen(keys.outbox())
+    pipeline.xrange(keys.outbox(), count=1)
+    length, first = pipeline.execute()
+    return length, entry_id_of(first[0][0].decode())[0] if first else 0
+
+
+def _outbox_ms(outboxes: Sequence[tuple[int, int]], now_ms: int) -> int:
+    return max(0, now_ms - min((since_ms for length, since_ms in outboxes if length), default=now_ms))
 
 
 def _next_due_ms(looks: Sequence[_Look]) -> int | None:

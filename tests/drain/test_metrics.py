@@ -31,6 +31,9 @@ class Scraped:
             held=0,
             next_due_ms=EDGE_MS + 7_250,
             overdue_ms=1_500,
+            outbox=3,
+            outbox_ms=2_500,
+            lags={"requests of Kafka": 7},
         )
         self.reads = 0
         self.is_down = False
@@ -71,6 +74,19 @@ def test_lateness_is_a_histogram_in_seconds_for_each_topic(scraped: Scraped) -> 
 def test_what_the_loop_counts_is_served(scraped: Scraped, name: str) -> None:
     setattr(scraped.totals, name, 7)
     assert scraped.value(f"duetime_{name}_total") == 7
+
+
+def test_the_ways_from_and_to_kafka_are_served(scraped: Scraped) -> None:
+    scraped.totals.count_forwarded([START_MS, START_MS, START_MS + 3], START_MS + 4)
+    scraped.totals.count_refused()
+    scraped.totals.stuck_partitions = ["T/0", "T/1"]
+    assert scraped.value("duetime_forwarded_total") == 3
+    assert scraped.value("duetime_refused_total") == 1
+    assert scraped.value("duetime_outbox_seconds_bucket", le="0.001") == 1
+    assert scraped.value("duetime_outbox_seconds_sum") == 0.009
+    assert scraped.value("duetime_kafka_stuck_partitions") == 2
+    assert scraped.value("duetime_ingest_lag_records", reads="requests of Kafka") == 7
+    assert (scraped.value("duetime_outbox_messages"), scraped.value("duetime_outbox_age_seconds")) == (3, 2.5)
 
 
 def test_errors_are_served_by_their_cause(scraped: Scraped) -> None:

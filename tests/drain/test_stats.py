@@ -1,5 +1,7 @@
 """What a loop counts, that the number of topics is bounded, and when a heartbeat is published."""
 
+from threading import Thread
+
 import pytest
 
 from pipeline.core.errors import SinkClosed, StoreUnavailable
@@ -107,13 +109,34 @@ def totals() -> Totals:
     return Totals()
 
 
+def test_several_forwarders_count_at_once() -> None:
+    totals = Totals()
+
+    def count() -> None:
+        for _ in range(1_000):
+            totals.count_forwarded([START_MS, START_MS], START_MS + 1)
+            totals.count_refused()
+            totals.count_error(StoreUnavailable("away"))
+
+    threads = [Thread(target=count) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert (totals.forwarded, totals.outbox.total(), totals.refused) == (8_000, 8_000, 4_000)
+    assert totals.errors == {"StoreUnavailable": 4_000}
+
+
 def test_a_snapshot_stays_as_it_is() -> None:
     totals = Totals()
     totals.count_delivered([delivery("a")], 1_005)
     seen = totals.snapshot()
     totals.count_delivered([delivery("a"), delivery("b")], 1_005)
+    totals.count_forwarded([1_000], 1_005)
+    totals.stuck_partitions.append("T/0")
     totals.count_error(StoreUnavailable("Redis does not answer."))
     assert (seen.delivered, seen.topics["a"].lateness.total(), list(seen.topics), seen.errors) == (1, 1, ["a"], {})
+    assert (seen.forwarded, seen.outbox.total(), seen.stuck_partitions) == (0, 0, [])
 
 
 class Beating:

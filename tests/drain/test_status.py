@@ -46,6 +46,7 @@ INGEST = IngestProgress(
     last_oldest_waiting_ms=None,
     last_phases_ms={"walCommit": 10, "addBatch": 51_441},
 )
+STUCK = replace(LOOP, stats=LoopStats(stuck_partitions=["T/0"]))
 GONE = replace(LOOP, seen_ms=NOW_MS - 250_000)
 
 
@@ -74,6 +75,18 @@ GONE = replace(LOOP, seen_ms=NOW_MS - 250_000)
         (
             Status(replace(STATS, late=1, overdue_ms=10_001), [LOOP], [], 0),
             "PROBLEM: 1 message is late, the oldest by 10.0 s",
+        ),
+        (
+            Status(replace(STATS, outbox=2, outbox_ms=10_001), [LOOP], [], 0),
+            "PROBLEM: 2 messages wait to be written to Kafka, the oldest for 10.0 s",
+        ),
+        (
+            Status(replace(STATS, outbox=2, outbox_ms=10_000), [LOOP], [], 0),
+            "OK: no ingest job and 1 drain loop running, nothing late",
+        ),
+        (
+            Status(STATS, [STUCK, STUCK], [], 0),
+            "PROBLEM: a transaction hangs in T/0 of Kafka",
         ),
     ],
 )
@@ -104,6 +117,18 @@ def test_a_counter_of_what_should_not_be_is_shown_if_it_is_not_zero() -> None:
     assert "misfiled" not in as_text(Status(STATS, [LOOP], [], 0))
     assert "\nmisfiled               3\n" in as_text(Status(replace(STATS, counters={"misfiled": 3}), [LOOP], [], 0))
     assert json.loads(as_json(Status(STATS, [LOOP], [], 0)))["misfiled"] == 0
+
+
+def test_the_way_out_into_kafka_is_shown_if_it_is_used() -> None:
+    text = as_text(Status(STATS, [LOOP], [], 0))
+    assert not any(word in text for word in ("outbox", "forwarded", "refused", "Kafka"))
+    stats = LoopStats(delivered=3, forwarded=2)
+    stats.outbox.add(7, 2)
+    status = Status(replace(STATS, outbox=1), [replace(LOOP, stats=stats)], [], 0)
+    text = as_text(status)
+    assert "\noutbox                 1\n" in text
+    assert ", 2 forwarded\n  to Kafka after p50 7 ms, p99 7 ms, max 7 ms" in text
+    assert json.loads(as_json(status))["drain"]["outbox"] == {"delivered": 2, "p50_ms": 7, "p99_ms": 7, "max_ms": 7}
 
 
 def test_topics_show_what_was_delivered_and_how_late() -> None:

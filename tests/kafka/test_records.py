@@ -12,11 +12,12 @@ from hypothesis import strategies as st
 from pipeline.core.errors import ConfigError
 from pipeline.core.ids import decode_token
 from pipeline.core.messages import Cancellation, Message, Reason, Rejection, Replacement
-from pipeline.core.records import Headers, Record, RecordFormat, request_of
-from pipeline.ingest.kafka import OFFSET_BITS, Partition, client_properties, tokens_of
-from pipeline.ingest.kafka_parsing import parse_records
+from pipeline.core.records import Headers, Record, RecordFormat, outgoing, request_of
+from pipeline.ingest.kafka_parsing import OFFSET_BITS, parse_records, tokens_of
 from pipeline.ingest.kafka_source import share_out
 from pipeline.ingest.parsing import ParsedPart
+from pipeline.kafka.cluster import Partition
+from pipeline.kafka.properties import client_properties
 from tests.cases.requests import CASES
 
 SENT_MS = 1_700_000_000_000
@@ -99,6 +100,15 @@ def test_nothing_of_a_raw_record_is_lost(value: bytes, key: bytes | None, sent: 
         else [(name, text.encode()) for name, text in sorted(kept.items())]
     )
     assert back == sent
+
+
+@given(st.binary(max_size=9).filter(bool), st.none() | st.binary(max_size=3), headers)
+def test_a_raw_record_leaves_as_it_came(value: bytes, key: bytes | None, sent: list[tuple[str, bytes | None]]) -> None:
+    sent = [(name, text) for name, text in sent if not name.startswith("duetime-")]
+    judged = request_of(Record(1, SENT_MS, value, key, [("duetime-delay-sec", b"1"), *sent]), "raw")
+    assert isinstance(judged, Message)
+    own = [("duetime-id", b"x"), ("duetime-due-ms", b"5")]
+    assert outgoing(judged.body.encode(), judged.headers, "x", 5) == (value, key, [*sent, *own])
 
 
 def test_a_request_says_more_than_the_headers_of_its_record() -> None:
@@ -187,3 +197,10 @@ def test_client_properties_are_read_from_a_file(tmp_path: object) -> None:
             client_properties("h:1", str(file))
     with pytest.raises(ConfigError, match="can't be read"):
         client_properties("h:1", str(tmp_path))
+
+
+def test_headers_that_anybody_wrote_hold_no_name_that_would_crash_the_client() -> None:
+    """Half a surrogate pair ends the process: ``kafka-headers`` may have it, as any text that is JSON."""
+    for name in ('"\\ud800"', '"a\\udfff"'):
+        said = outgoing(b"x", {"kafka-headers": f"[[{name}, null]]", "a": "b"}, "i", 1).headers
+        assert said == [("a", b"b"), ("duetime-id", b"i"), ("duetime-due-ms", b"1")]

@@ -381,7 +381,7 @@ PLANTED = [
 
 # What only the machine with topics can find.
 PLANTED_IN_STREAMS = [
-    Planted("all goes to the screen", "claim", "elseif not step.kind and settings.streams then", "elseif false then"),
+    Planted("all goes to the screen", "claim", "elseif not step.kind and settings.kind then", "elseif false then"),
     Planted("a moved message stays in its bucket", "claim", "bucket, 0, count - 1)", "bucket, 0, #rows / 2 - 1)"),
     Planted("a moved message is not counted", "claim", "{delivered = delivered, dead = dead}", "{dead = dead}"),
     Planted("a dead letter is not counted", "claim", "{delivered = delivered, dead = dead}", "{delivered = delivered}"),
@@ -478,8 +478,8 @@ PLANTED_IN_STREAMS = [
         "what has no target is passed over", "claim", "      is_cut = true\n      break\n", "      is_cut = true\n"
     ),
     Planted("looking ahead uses up a rate limit", "claim", "local ahead_ms = {}", "local ahead_ms = next_ms"),
-    Planted("the settings of a topic are overlooked", "claim", "(own.sink or of_all.sink)", "(of_all.sink)"),
-    Planted("a webhook is overlooked", "claim", "streams = has_webhook or ", "streams = "),
+    Planted("the settings of a topic are overlooked", "claim", "own.sink or of_all.sink", "of_all.sink"),
+    Planted("a webhook is overlooked", "claim", "kind = has_webhook and 'stream' or ", "kind = "),
     Planted(
         "the webhook of all topics is that of each",
         "claim",
@@ -492,6 +492,8 @@ PLANTED_IN_STREAMS = [
         "of_topic[topic] = settings",
         "of_topic = setmetatable({}, {__index = function() return settings end})",
     ),
+    Planted("each topic has an outbox of its own", "claim", "kind == 'outbox' and 'kafka' or topic", "topic"),
+    Planted("a topic of the outbox is listed", "claim", " and step.kind ~= 'outbox'", ""),
     # resume
     Planted("what is paused is put back", "resume", "redis.call('HEXISTS', pauses, topic) == 1", "false"),
     Planted(

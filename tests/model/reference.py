@@ -13,7 +13,7 @@ from typing import Any
 from pipeline.core.messages import Message
 from pipeline.store.base import NO_MARKER, Scheduled, Transaction
 from tests.model.landed import messages_of
-from tests.model.topics import DEAD, HELD, LATER, SCREEN, Naming, Plan, Topics
+from tests.model.topics import DEAD, HELD, LATER, OUTBOX, SCREEN, Naming, Plan, Topics
 from tests.store.builders import BUCKET_MS
 
 MESSAGE_ID_LENGTH = 22
@@ -209,7 +209,7 @@ class ReferenceServer:
                 if step.idempotency_key and not step.group:
                     forgets = True
                     self._end(step.idempotency_key, now_ms + memory_ms)
-            if step.place not in (SCREEN, LATER):
+            if step.place not in (SCREEN, LATER, OUTBOX):
                 self.topics.names.add(step.topic)
         if forgets:
             self._forget_ids(now_ms)

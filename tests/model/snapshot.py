@@ -29,6 +29,7 @@ class Snapshot:
     counters: dict[str, int]
     topics: frozenset[str]
     streams: dict[str, list[Entry]]
+    outboxes: dict[str, list[Entry]]
     dead: dict[str, list[Entry]]
     held: dict[str, dict[bytes, int]]
     pauses: dict[str, int]
@@ -57,7 +58,7 @@ def read_server(client: Any, keys: Keys) -> Snapshot:
             pipeline.get(key)
         elif kind == "claim":
             pipeline.lrange(key, 0, -1)
-        elif kind in ("stream", "retry", "dead"):
+        elif kind in ("stream", "outbox", "retry", "dead"):
             pipeline.xrange(key)
         elif kind == "topics":
             pipeline.smembers(key)
@@ -97,6 +98,9 @@ def read_server(client: Any, keys: Keys) -> Snapshot:
         streams={
             name: [entry_of(fields) for _, fields in entries]
             for name, entries in {**values.get("stream", {}), **values.get("retry", {})}.items()
+        },
+        outboxes={
+            name: [entry_of(fields) for _, fields in entries] for name, entries in values.get("outbox", {}).items()
         },
         dead={topic: [entry_of(fields) for _, fields in entries] for topic, entries in values.get("dead", {}).items()},
         held={topic: {same_text(m): int(due) for m, due in rows} for topic, rows in values.get("held", {}).items()},
@@ -138,6 +142,7 @@ def read_reference(server: ReferenceServer) -> Snapshot:
         "topics": server.topics.names,
         "stream": [name for name in server.topics.streams if ":" not in name],
         "retry": [name for name in server.topics.streams if ":" in name],
+        "outbox": server.topics.outboxes,
         "dead": server.topics.dead,
         "held": server.topics.held,
         "pauses": server.topics.pauses,
@@ -159,6 +164,7 @@ def read_reference(server: ReferenceServer) -> Snapshot:
         counters=dict(+Counter(server.counters)),
         topics=frozenset(server.topics.names),
         streams={name: list(entries) for name, entries in server.topics.streams.items()},
+        outboxes={name: list(entries) for name, entries in server.topics.outboxes.items()},
         dead={topic: list(entries) for topic, entries in server.topics.dead.items()},
         held={topic: {same_text(m): due for m, due in rows.items()} for topic, rows in server.topics.held.items()},
         pauses=dict(server.topics.pauses),

@@ -20,6 +20,7 @@ SETTINGS = {
     "default": TopicSettings(sink="screen"),
     "mail": TopicSettings(sink="stream"),
     "slow": TopicSettings(sink="stream", max_rate=30),
+    "bus": TopicSettings(sink="kafka"),
     "news": TopicSettings(sink="screen", webhook="https://example.org/", expire_after_sec=60),
 }
 TOPICS = tuple(SETTINGS)
@@ -30,7 +31,14 @@ class StreamMachine(StoreMachine):
     """What is in a stream, or is a dead letter, has left the schedule for good."""
 
     topics: ClassVar[tuple[str, ...]] = TOPICS
-    permanent: ClassVar[frozenset[str]] = PERMANENT | {"topic_settings", "stream", "dead", "topics", "rate_limits"}
+    permanent: ClassVar[frozenset[str]] = PERMANENT | {
+        "topic_settings",
+        "stream",
+        "outbox",
+        "dead",
+        "topics",
+        "rate_limits",
+    }
 
     @initialize()
     def begin(self) -> None:
@@ -87,7 +95,7 @@ class StreamMachine(StoreMachine):
         if topic in self.seen.pauses:
             assert list(self.on_server().put_back(self.keys, topic)) == []
 
-    @rule(topic=st.sampled_from(TOPICS), place=st.sampled_from(["stream", "dead", "held", "claim"]))
+    @rule(topic=st.sampled_from(TOPICS), place=st.sampled_from(["stream", "dead", "held", "claim", "claim"]))
     def claiming_fails_half_way(self, topic: str, place: str) -> None:
         """A key of another type stands where messages are to be; as long as none has to go there, it does no harm."""
         oldest_ms = min(self.seen.buckets, default=0)
@@ -132,7 +140,7 @@ class StreamMachine(StoreMachine):
 
     def check_that_each_is_in_one_place(self) -> None:
         of_text = {text_of(m): m for m in self.accepted}
-        moved = [entry for entries in self.seen.streams.values() for entry in entries]
+        moved = [entry for entries in (*self.seen.streams.values(), *self.seen.outboxes.values()) for entry in entries]
         dead = [entry for entries in self.seen.dead.values() for entry in entries]
         for _, text, _, due_ms, _, _ in moved + dead:
             assert due_ms == self.accepted[of_text[text]]

@@ -12,8 +12,9 @@ from pipeline.core.messages import Message
 MESSAGE_ID_LENGTH = 22
 BURST_MS = 100
 FIRST_TARGET = 12  # of the keys of a claim
-SCREEN, STREAM, RETRY, HELD, DEAD, LATER = "screen", "stream", "retry", "held", "dead", "bucket"
-IN_STREAMS = (STREAM, RETRY)
+SCREEN, STREAM, OUTBOX, RETRY, HELD, DEAD, LATER = "screen", "stream", "outbox", "retry", "held", "dead", "bucket"
+IN_STREAMS = (STREAM, OUTBOX, RETRY)
+KAFKA = "kafka"  # the name of the outbox, which has the messages of all topics
 
 Entry = tuple[str, str, str, int, int, str]  # id, message, topic, due_ms, attempt, why it is dead
 
@@ -79,6 +80,7 @@ class Topics:
 
     names: set[str] = field(default_factory=set)
     streams: dict[str, list[Entry]] = field(default_factory=dict)
+    outboxes: dict[str, list[Entry]] = field(default_factory=dict)
     dead: dict[str, list[Entry]] = field(default_factory=dict)
     held: dict[str, dict[bytes, int]] = field(default_factory=dict)
     pauses: dict[str, int] = field(default_factory=dict)
@@ -114,7 +116,7 @@ class Topics:
         """Whether the topic of a message does not matter."""
         of_all = self.settings_of("*")
         has_own = bool(self.settings.keys() - {"*"})
-        return not (has_own or self.pauses or _streams(of_all) or of_all.max_rate or of_all.expire_after_sec)
+        return not (has_own or self.pauses or _place_of(of_all) != SCREEN or of_all.max_rate or of_all.expire_after_sec)
 
     def put_back(self, topic: str) -> dict[bytes, int]:
         """End a pause; returns what was held."""
@@ -136,8 +138,9 @@ class Topics:
             step.place, step.name = LATER, str(step.later_ms - step.later_ms % 600_000)
         elif step.group:
             step.place, step.name = RETRY, f"{step.topic}:{step.group}"
-        elif _streams(settings):
-            step.place = STREAM
+        else:
+            step.place = _place_of(settings)
+            step.name = KAFKA if step.place == OUTBOX else step.topic
         return step
 
     def _go_ms(self, step: Step, rate_limits: dict[str, float], now_ms: int) -> float | None:
@@ -155,12 +158,12 @@ class Topics:
         """Add an entry to a stream."""
         why = "expired" if step.place == DEAD else ""
         entry = (step.id, step.message, step.topic, step.due_ms, attempt, why)
-        streams, name = (self.dead, step.topic) if step.place == DEAD else (self.streams, step.name)
-        streams.setdefault(name, []).append(entry)
+        streams = {DEAD: self.dead, OUTBOX: self.outboxes}.get(step.place, self.streams)
+        streams.setdefault(step.topic if step.place == DEAD else step.name, []).append(entry)
 
 
-def _streams(settings: TopicSettings) -> bool:
-    return settings.sink == "stream" or settings.webhook != ""
+def _place_of(settings: TopicSettings) -> str:
+    return STREAM if settings.webhook else {"stream": STREAM, "kafka": OUTBOX}.get(settings.sink, SCREEN)
 
 
 def read_step(stored: bytes, score: int) -> Step:

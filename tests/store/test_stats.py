@@ -1,12 +1,16 @@
 """What a namespace holds: all of it for the status, and a bounded part of it for the metrics."""
 
+from dataclasses import replace
+
 import pytest
 
 from pipeline.store import stats
+from pipeline.store.heartbeats import write_ingest
 from pipeline.store.keys import Keys
 from pipeline.store.redis_store import RedisStore
 from pipeline.store.stats import LATE_MS, read_forecast, read_stats
 from pipeline.store.topics import Topics
+from tests.ingest.test_progress import progress
 from tests.store.builders import BUCKET_MS, transaction
 from tests.store.conftest import START_MS, Bench
 
@@ -71,6 +75,27 @@ def test_what_a_pause_holds_is_shown_as_held_and_never_as_late(bench: Bench) -> 
     seen, all_of_it = read_forecast(bench.client, [bench.keys]), read_stats(bench.client, [bench.keys])
     assert (seen.held, seen.overdue_ms, seen.next_due_ms) == (1, 0, None)
     assert (all_of_it.held, all_of_it.scheduled, all_of_it.overdue_ms, all_of_it.next_due_ms) == (1, 1, 0, None)
+
+
+def test_what_waits_for_kafka_is_counted_in_all_shards_with_the_time_of_the_oldest(bench: Bench) -> None:
+    second = Keys(bench.keys.namespace, 1)
+    for keys, ids in ((bench.keys, (START_MS - 5, START_MS - 3)), (second, (START_MS - 9,))):
+        for ms in ids:
+            bench.client.xadd(keys.outbox(), {"message": "m"}, id=f"{ms}-1")
+    seen = read_stats(bench.client, [bench.keys, second], START_MS)
+    assert (seen.outbox, seen.outbox_ms, seen.scheduled, seen.in_flight) == (3, 9, 0, 0)
+    ahead = read_forecast(bench.client, [bench.keys, second])
+    assert (ahead.outbox, ahead.outbox_ms) == (3, ahead.now_ms - START_MS + 9)
+    bench.client.delete(second.outbox())
+    bench.client.xtrim(bench.keys.outbox(), maxlen=0, approximate=False)
+    empty = read_stats(bench.client, [bench.keys, second], START_MS)
+    assert (empty.outbox, empty.outbox_ms) == (0, 0)
+
+
+def test_a_forecast_has_the_lag_of_the_jobs_that_read_kafka(bench: Bench) -> None:
+    write_ingest(bench.client, bench.keys, replace(progress("kafka", START_MS), reads="requests", last_lag=7))
+    write_ingest(bench.client, bench.keys, progress("files", START_MS))
+    assert read_forecast(bench.client, [bench.keys]).lags == {"requests": 7}
 
 
 def test_a_forecast_looks_at_so_many_buckets_claims_and_topics(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:

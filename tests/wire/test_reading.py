@@ -15,6 +15,7 @@ from pipeline.store.dead_letters import DeadLetters
 from pipeline.store.heartbeats import add_up_loops, read_ingests, read_loops
 from pipeline.store.keys import Keys
 from pipeline.store.namespace import open_namespace
+from pipeline.store.outbox import Outbox
 from pipeline.store.redis_store import RedisStore
 from pipeline.store.stats import read_stats
 from pipeline.store.topics import Topics
@@ -54,17 +55,27 @@ def test_what_is_written_is_what_was_read(stage: Stage) -> None:
 def test_the_namespace_is_one_of_ours_and_everything_in_it_counts(stage: Stage) -> None:
     assert open_namespace(stage.user, RedisSettings(namespace="duetime"), may_create=False)
     stats = read_stats(stage.user, [KEYS])
-    assert (stats.scheduled, stats.held, stats.in_flight, stats.dead) == (5, 1, 2, 1)
-    assert stats.counters == {"stored": 9, "rejected": 3, "delivered": 11, "dead": 1, "cancelled": 1}
+    assert (stats.scheduled, stats.held, stats.in_flight, stats.outbox, stats.dead) == (5, 1, 2, 1, 1)
+    assert stats.counters == {"stored": 10, "rejected": 3, "delivered": 12, "dead": 1, "cancelled": 1}
 
 
 def test_markers_and_idempotency_keys_are_known(stage: Stage) -> None:
     store = RedisStore(stage.user, KEYS)
     assert store.markers("files", [letter * 14 for letter in "PDLX"]) == ["all", "all", "5 1", ""]
-    assert sorted(part_id for part_id, _ in store.marked_parts("files")) == ["D" * 14, "L" * 14, "P" * 14]
+    assert sorted(part_id for part_id, _ in store.marked_parts("files")) == ["D" * 14, "K" * 14, "L" * 14, "P" * 14]
     known = store.schedule("files", file_of("X" * 14, identified=((1, PAST_MS, "order-3"), (2, PAST_MS, "order-5"))))
     assert known is not None
     assert known == Scheduled(1, (0,))
+
+
+def test_the_outbox_is_taken_over_when_its_lease_is_over(stage: Stage) -> None:
+    outbox = Outbox(stage.user, KEYS, "another", DAY_MS)
+    assert not outbox.acquire()
+    stage.client.delete(KEYS.forwarder())
+    assert outbox.acquire()
+    [entry] = outbox.read("", "", 10) or ()
+    assert entry[1:] == ("default", "order-8", PAST_MS, b"message 1", HEADERS)
+    outbox.leave()
 
 
 def test_messages_are_found_by_their_idempotency_keys(stage: Stage) -> None:

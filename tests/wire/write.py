@@ -22,7 +22,8 @@ from pipeline.store.by_id import MessagesById
 from pipeline.store.connection import connect
 from pipeline.store.heartbeats import write_ingest
 from pipeline.store.keys import Keys
-from pipeline.store.namespace import FORMAT_VERSION, open_namespace
+from pipeline.store.namespace import FORMAT_VERSION, open_namespace, outbox_id
+from pipeline.store.outbox import Outbox
 from pipeline.store.redis_store import RedisStore
 from pipeline.store.topics import Topics
 from tests.consume.conftest import TOPIC, Stage
@@ -46,6 +47,7 @@ def fill(server: RealServer) -> Keys:
     stage = Stage(client, user, keys)
     fill_streams(stage)
     fill_topics(stage)
+    fill_outbox(stage, settings)
     set_topic(client, keys, "default", TopicSettings(sink="screen"))
     fill_buckets(RedisStore(user, keys))
     messages = MessagesById(user, [keys], DAY_MS)
@@ -85,6 +87,18 @@ def fill_topics(stage: Stage) -> None:
     stage.send("one a second")
     Topics(stage.user, [stage.keys]).pause(TOPIC, PAST_MS)
     stage.send("held")
+
+
+def fill_outbox(stage: Stage, settings: RedisSettings) -> None:
+    """Leave a message that a loop is about to write to Kafka."""
+    set_topic(stage.client, stage.keys, "default", TopicSettings(sink="kafka"))
+    store = RedisStore(stage.user, stage.keys)
+    assert store.schedule("files", file_of("K" * 14, identified=((1, PAST_MS, "order-8"),)))
+    assert store.claim("for Kafka").moved
+    assert outbox_id(stage.user, settings)
+    outbox = Outbox(stage.user, stage.keys, "loop", DAY_MS)
+    assert outbox.acquire()
+    assert [entry.id for entry in outbox.read("", "", 1) or ()] == ["order-8"]
 
 
 def fill_buckets(store: RedisStore) -> None:

@@ -1,14 +1,15 @@
 #!lua flags=allow-oom
 -- Take the oldest due messages out of one bucket, each to where its topic goes: those for the screen in flight, under a lease; the
--- others into the stream of their topic, where their schedule ends in the same moment. Asking again with the same token gives the same
--- messages for the screen, so a lost reply costs nothing; what went into streams is not reported again. allow-oom: a server that is full must still be able to get rid of messages.
+-- others into the stream of their topic, or into the outbox of all topics for Kafka, where their schedule ends in the same moment.
+-- Asking again with the same token gives the same messages for the screen, so a lost reply costs nothing; what moved is not reported
+-- again. allow-oom: a server that is full must still be able to get rid of messages.
 --
 -- Nobody knows which topics come next, and a script may touch only keys that it is given. The caller therefore gives the targets that
 -- it expects: the keys that messages move to. The first message whose target is not among them ends the claim, and the reply says
 -- which targets the messages from there on need.
 --
 -- A target is, behind what all keys of the shard begin with, one of
---   stream:<topic>, retry:<topic>:<group>, dead:<topic>, held:<topic>, bucket:<bucket_start_ms>
+--   stream:<topic>, outbox:kafka, retry:<topic>:<group>, dead:<topic>, held:<topic>, bucket:<bucket_start_ms>
 --
 -- KEYS[1] buckets   ZSET    bucket_start_ms of every bucket that is not empty
 -- KEYS[2] bucket    ZSET    member -> due_ms; the bucket that the caller takes for the oldest
@@ -186,8 +187,9 @@ if is_cut or (look_ahead and not is_plain) then
     end
     for _, member in ipairs(page) do
       local topic = string.match(member, '^j.*"topic":"([%w._-]+)"', FORM_AT) -- as a guess, to decode it only once
-      if topic and goes_to_stream(topic) then
-        want(target('stream', topic))
+      local key = topic and usual_target(topic)
+      if key then
+        want(key)
       else
         local step = route(member, due_text(redis.call('ZSCORE', bucket, member)), ahead_ms)
         if step.kind then
@@ -263,7 +265,7 @@ for _, step in ipairs(plan) do
   local topic = step.body.topic
   move(step)
   -- One whose key has something is in `topics` already; with thousands of topics, saying so again took 3 % of the time.
-  if step.kind ~= 'bucket' and checked[step.key] == 0 and not is_found[topic] then
+  if step.kind ~= 'bucket' and step.kind ~= 'outbox' and checked[step.key] == 0 and not is_found[topic] then
     found[#found + 1], is_found[topic] = topic, true
   end
 end

@@ -17,6 +17,8 @@ local of_all = settings_count > 0 and settings_at('*') or {}
 local has_own_settings = settings_count > (next(of_all) and 1 or 0)
 local of_topic = {}
 
+local KINDS = {stream = 'stream', kafka = 'outbox'} -- of target, by sink; the screen has none
+
 local function settings_of(topic)
   topic = has_own_settings and topic or '*'
   local settings = of_topic[topic]
@@ -25,7 +27,7 @@ local function settings_of(topic)
     local max_rate = tonumber(own.max_rate or of_all.max_rate) or 0
     local has_webhook = (own.webhook or of_all.webhook or '') ~= '' -- its messages are posted from its stream, whatever the sink
     settings = {
-      streams = has_webhook or (own.sink or of_all.sink) == 'stream',
+      kind = has_webhook and 'stream' or KINDS[own.sink or of_all.sink],
       expire_ms = 1000 * (tonumber(own.expire_after_sec or of_all.expire_after_sec) or 0),
       interval_ms = max_rate > 0 and 1000 * shards / max_rate or 0,
     }
@@ -36,12 +38,18 @@ end
 
 -- Whether a message that is not rescheduled goes to the screen, whatever its topic, so that nobody needs to look for that.
 local all = settings_of('*')
-local is_plain = not (has_own_settings or has_pauses or all.streams or all.expire_ms > 0 or all.interval_ms > 0)
+local is_plain = not (has_own_settings or has_pauses or all.kind or all.expire_ms > 0 or all.interval_ms > 0)
 
--- Whether all that is known of a topic's messages is that they go into its stream.
-local function goes_to_stream(topic)
+-- One outbox has the messages of all topics, so that they leave it in their order.
+local function name_of(kind, topic)
+  return kind == 'outbox' and 'kafka' or topic
+end
+
+-- Return where the messages of a topic go, if nothing but their topic decides it.
+local function usual_target(topic)
   local settings = settings_of(topic)
-  return settings.streams and not has_pauses and settings.expire_ms == 0 and settings.interval_ms == 0
+  local is_usual = settings.kind and not has_pauses and settings.expire_ms == 0 and settings.interval_ms == 0
+  return is_usual and target(settings.kind, name_of(settings.kind, topic))
 end
 
 -- Decide where a message goes; nothing is written. A message for the screen has no kind and no key.
@@ -70,8 +78,8 @@ local function route(member, due_ms, next_ms)
   end
   if not step.kind and name then
     step.kind, step.name = 'retry', name
-  elseif not step.kind and settings.streams then
-    step.kind, step.name = 'stream', topic
+  elseif not step.kind and settings.kind then
+    step.kind, step.name = settings.kind, name_of(settings.kind, topic)
   end
   step.key = step.kind and target(step.kind, step.name)
   if go_ms and (is_given[step.key] or not step.kind) then

@@ -1,0 +1,145 @@
+"""The outbox of a shard: messages that came due and go to Kafka, in order, until they are there.
+
+``claim.lua`` writes it; one drain loop at a time, which holds the lease of ``Keys.forwarder``, writes it to Kafka. An entry that is
+in Kafka is dropped with the next read. So what a crash leaves is either still to be written, or told by the position in Kafka.
+"""
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+import msgspec
+
+from pipeline.core.errors import StoreUnavailable
+from pipeline.core.messages import DEFAULT_TOPIC, number_of, read_headers
+from pipeline.store.connection import translated_errors
+from pipeline.store.keys import Keys
+from pipeline.store.scripts import Scripts, run_script
+
+BYTES_MAX: Final = 4 * 1024 * 1024  # of messages that one read brings, give or take a page
+BEGINNING: Final = "0-0"
+
+log = logging.getLogger(__name__)
+
+
+class OutboxEntry(NamedTuple):
+    """A message on its way into Kafka; see ``Message``. ``body`` is its UTF-8."""
+
+    entry_id: str
+    topic: str
+    id: str
+    due_ms: int
+    body: bytes
+    headers: Mapping[str, str]
+
+
+class Outbox:
+    """The outbox of one shard. Each verb may raise ``StoreError``: no answer, or an error; it may be called again.
+
+    Args:
+        name: of who forwards it, unique among all that ever do.
+
+        lease_ms: how long it is nobody else's after ``acquire``, ``keep`` or ``read``.
+    """
+
+    def __init__(self, client: Any, keys: Keys, name: str, lease_ms: int, scripts: Scripts | None = None) -> None:
+        self._client = client
+        self._keys = keys
+        self._name = name
+        self._leases = 0
+        self._lease_ms = lease_ms
+        self._scripts = scripts or Scripts()
+
+    def exists(self) -> bool:
+        """Return whether anything ever went into it."""
+        with translated_errors():
+            return bool(self._client.exists(self._keys.outbox()))
+
+    def length(self) -> int:
+        """Return how many messages are in it."""
+        with translated_errors():
+            return int(self._client.xlen(self._keys.outbox()))
+
+    def acquire(self) -> bool:
+        """Take a new lease, if nobody else has one."""
+        self._leases += 1  # so that what an earlier one began can't do anything under this
+        return bool(self._run("acquire_active", [self._keys.forwarder()], self._token, self._lease_ms))
+
+    def leave(self) -> None:
+        """End the lease: others may have one at once."""
+        self._run("acquire_active", [self._keys.forwarder()], self._token, 0)
+
+    def keep(self) -> bool:
+        """Renew the lease; False if it is over. Any thread may call it."""
+        return self._go_on("", "", 0) is not None
+
+    def read(self, position: str, after: str, limit: int) -> list[OutboxEntry] | None:
+        """Drop what is in Kafka, renew the lease, and return some of what is there; None if the lease is over.
+
+        A server that lost its last writes may have entries again that are in Kafka, and could give their ids to what comes next. So
+        all entries get ids beyond the position: they come twice, and nothing is lost.
+
+        Args:
+            position: the last entry that is in Kafka; "" if none is known to be.
+
+            after: the entry to begin behind, "" for the first one.
+        """
+        reply = self._go_on(position, after, limit)
+        if reply is None:
+            return None
+        was_set_back, found = reply
+        if was_set_back:
+            log.warning("Redis has lost its last writes: %d messages may be in Kafka twice", len(found))
+        return [_entry(entry_id.decode(), values) for entry_id, values in found]
+
+    def wait(self, position: str, block_ms: int) -> None:
+        """Return when something is behind a position, or after so many milliseconds."""
+        with translated_errors():
+            self._client.xread({self._keys.outbox(): position or BEGINNING}, count=1, block=block_ms)
+
+    def refuse(self, entry: OutboxEntry, reason: str, detail: str) -> bool:
+        """Make a dead letter of a message; False if it was one already.
+
+        Raises:
+            StoreUnavailable: as always, or the lease is over.
+        """
+        keys = self._keys
+        names = [keys.outbox(), keys.forwarder(), keys.dead(entry.topic), keys.topics(), keys.counters()]
+        status = self._run("refuse", names, self._token, entry.entry_id, entry.topic, reason, detail, "")
+        if status == b"LOST":
+            raise StoreUnavailable("The lease of the outbox is over.")
+        return bool(status == b"OK")
+
+    @property
+    def _token(self) -> str:
+        return f"{self._name}:{self._leases}"
+
+    def _go_on(self, position: str, after: str, limit: int) -> Any:
+        keys = [self._keys.outbox(), self._keys.forwarder()]
+        return self._run("forward", keys, self._token, self._lease_ms, position, after, limit, BYTES_MAX)
+
+    def _run(self, script: str, keys: Sequence[str], *arguments: Any) -> Any:
+        return run_script(self._client, self._scripts, script, keys, arguments)
+
+
+_read_texts: Final = msgspec.json.Decoder(dict[str, str]).decode
+
+
+def _entry(entry_id: str, values: list[bytes]) -> OutboxEntry:
+    fields = dict(zip(values[::2], values[1::2], strict=True))
+    headers = fields.get(b"headers")
+    return OutboxEntry(
+        entry_id,
+        fields.get(b"topic", DEFAULT_TOPIC.encode()).decode("utf-8", "replace"),
+        fields.get(b"id", entry_id.encode()).decode("utf-8", "replace"),
+        number_of(fields.get(b"due_ms", b"").decode("utf-8", "replace"), int(entry_id.partition("-")[0])),
+        fields.get(b"message", b""),
+        _headers(headers) if headers else {},
+    )
+
+
+def _headers(text: bytes) -> Mapping[str, str]:
+    try:
+        return _read_texts(text)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return read_headers(text.decode("utf-8", "replace"))  # which takes what any program wrote
