@@ -177,6 +177,14 @@ def test_a_server_that_was_started_again_goes_with_its_daemon_too(
     assert ping(url) != b"+PONG\r\n"
 
 
+def is_user(pid: int) -> bool:
+    """Whether a process holds the lock of users, which they share."""
+    try:
+        return any("FLOCK  ADVISORY  READ" in each.read_text() for each in Path(f"/proc/{pid}/fdinfo").iterdir())
+    except OSError:  # it has just closed a file
+        return False
+
+
 def test_a_daemon_whose_server_cannot_be_started_again_tries_until_the_last_user_leaves(
     start_user: User, url: str, wait_for: Wait, processes: Processes
 ) -> None:
@@ -188,6 +196,7 @@ def test_a_daemon_whose_server_cannot_be_started_again_tries_until_the_last_user
     processes("valkey-server unixsocket")[0].kill()
     wait_for(lambda: (directory / "server.log").read_text().count("starting it again") >= 3, "it is tried repeatedly")
     arriving = start_user("second", wait=False)
+    wait_for(lambda: is_user(arriving.pid), "the second one is a user")  # else the first one may be the last
     first.stdin.close()
     assert first.wait(10) == 0, "who leaves doesn't wait for who waits for the server"
     manifest.write_bytes(good)
