@@ -13,7 +13,7 @@ from confluent_kafka import (
     TopicCollection,
     TopicPartition,
 )
-from confluent_kafka.admin import AdminClient, NewTopic, OffsetSpec  # type: ignore[attr-defined]
+from confluent_kafka.admin import AclOperation, AdminClient, NewTopic, OffsetSpec  # type: ignore[attr-defined]
 
 from pipeline.core.errors import ConfigError
 
@@ -121,7 +121,7 @@ class Cluster:
         return sorted(found)
 
     def refused_topics(self, names: Collection[str]) -> dict[str, KafkaError]:
-        """Return those of some topics that can't be written to, as they are not there or nobody lets us see them, with the reason.
+        """Return those of some topics that can't be written to, as they are not there or nobody lets us, with the reason.
 
         Raises:
             KafkaAway, ConfigError: as above.
@@ -130,10 +130,14 @@ class Cluster:
         if not names:
             return found
         for name, answer in self._admin.describe_topics(
-            TopicCollection(list(names)), request_timeout=ANSWER_SEC
+            TopicCollection(list(names)), request_timeout=ANSWER_SEC, include_authorized_operations=True
         ).items():
             try:
-                self._ask(answer)
+                allowed = self._ask(answer).authorized_operations
+                if (
+                    allowed and AclOperation.WRITE not in allowed
+                ):  # else it is told of a whole transaction, not of a record
+                    found[name] = KafkaError(KafkaError.TOPIC_AUTHORIZATION_FAILED)
             except (TopicGone, ConfigError) as exc:
                 cause = exc.__cause__
                 error = cause.args[0] if isinstance(cause, KafkaException) else None
@@ -149,7 +153,7 @@ class Cluster:
             KafkaAway: as above.
             ConfigError: as above, or it may not be made.
         """
-        if name not in self.refused_topics([name]):
+        if self._describe([name]):
             return
         [made] = self._admin.create_topics([NewTopic(name, 1, -1)], request_timeout=ANSWER_SEC).values()
         try:
@@ -159,7 +163,7 @@ class Cluster:
                 f"Kafka has no topic {name}, and does not let us make it: create it with one partition."
             ) from exc
         except KafkaAway:
-            if name in self.refused_topics([name]):  # else another loop has made it
+            if not self._describe([name]):  # else another loop has made it
                 raise
 
     def stuck_partitions(self, names: Collection[str]) -> dict[str, int]:

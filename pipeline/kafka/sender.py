@@ -132,7 +132,7 @@ class KafkaSender:
                 self._cluster.ensure_topic(position_topic)
                 self._producer.init_transactions(transaction_timeout_ms / 1000)
                 self._group = Consumer({**properties, "group.id": name, "enable.auto.commit": False, "log_level": 0})
-                [found] = self._group.committed([TopicPartition(position_topic, 0)], ANSWER_SEC)
+                [found] = self._committed(self._group)
                 if found.error:
                     raise KafkaException(found.error)
                 self.position = found.metadata or ""
@@ -203,6 +203,16 @@ class KafkaSender:
             self._producer.commit_transaction(ANSWER_SEC)
         self.position = max(self.position or BEGINNING, last, key=entry_id_of)  # a record may be tried again alone
         return refused
+
+    def _committed(self, group: Consumer) -> list[TopicPartition]:
+        try:
+            return group.committed([TopicPartition(self._position_topic, 0)], ANSWER_SEC)
+        except KafkaException as exc:
+            if exc.args[0].code() != KafkaError._TIMED_OUT:
+                raise
+            raise KafkaAway(
+                f"{self._servers} does not tell the position of this outbox; is the right to Describe its group granted?"
+            ) from exc
 
     def _produce(self, entries: Sequence[OutboxEntry]) -> None:
         produce, topic_of = self._producer.produce, self._topic_of

@@ -123,11 +123,8 @@ class Campaign:
 
     def kill_worker(self) -> None:
         """Kill a Python worker of the ingest job, in the middle of a batch or not."""
-        workers = [
-            each
-            for each in psutil.Process(self._ingest.process.pid).children(recursive=True)
-            if "pyspark.daemon" in " ".join(each.cmdline())
-        ]
+        tree = psutil.Process(self._ingest.process.pid).children(recursive=True)
+        workers = [each for each in tree if "pyspark.daemon" in " ".join(command_of(each))]
         if workers:
             os.kill(self._random.choice(workers).pid, signal.SIGKILL)
 
@@ -183,6 +180,14 @@ class Campaign:
                 [f"{what}: never", *(job.screen() for job in (*self._loops, self._ingest))]
             )
             Event().wait(0.5)
+
+
+def command_of(process: psutil.Process) -> list[str]:
+    """Return its command line; nothing of one that has ended, or is a zombie."""
+    try:
+        return process.cmdline()
+    except psutil.NoSuchProcess:
+        return []
 
 
 def kill_tree(job: Command) -> None:

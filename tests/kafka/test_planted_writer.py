@@ -10,7 +10,6 @@ import pytest
 
 from pipeline.core.errors import PipelineError, SourceError
 from pipeline.ingest.kafka_writer import RangeStorer, _RangeReader
-from pipeline.kafka.cluster import Cluster
 from tests.chaos.test_planted import Mutant, plant
 from tests.kafka import test_attacks as attacks
 from tests.kafka import test_ingest as ingest
@@ -66,12 +65,6 @@ FAULTS: dict[str, Fault] = {
         ANEW,
         "self._cluster.check(partition)\n    return found",
         "return found",
-    ),
-    "a topic made anew is the same": (
-        (Cluster, "check"),
-        ANEW,
-        "partition not in self._describe([partition.topic])",
-        "False",
     ),
     "a hole is passed over": (
         (_RangeReader, "_behind_hole"),
