@@ -293,5 +293,5 @@ def trouble_of(error: KafkaError, servers: str, needed: str = "") -> Exception:
     if error.code() in DENIED:
         return ConfigError(f"Kafka at {servers} does not let us in ({error.str()}); see kafka.client_config.")
     if error.code() in _GONE:
-        return TopicGone()
+        return TopicGone(f"{servers} says {error.name()}: {error.str()}")
     return KafkaAway(f"{servers} says {error.name()}: {error.str()}")

@@ -12,7 +12,7 @@ from typing import Final, Protocol
 from pipeline.core.backoff import backoff_ms
 from pipeline.core.clock import Clock
 from pipeline.core.errors import PipelineError
-from pipeline.core.text import count_text
+from pipeline.core.text import command_text, count_text
 from pipeline.kafka.sender import Refusal, Sender
 from pipeline.store.entries import entry_id_of
 from pipeline.store.outbox import Outbox, OutboxEntry
@@ -217,8 +217,13 @@ class Forwarder:
             if refusal and self._outbox.refuse(entry, refusal.reason, refusal.detail):
                 self._counts.count_refused()
         if refused:
+            first = next(iter(refused.values()))
             log.warning(
-                "Kafka refused %s, the first as %s; jobs/topics.py lists dead letters",
-                count_text(len(refused), "message"),
-                next(iter(refused.values())),
+                "Kafka refused %s, which %s lists as dead letters; the first for %s (%s)",
+                *(
+                    count_text(len(refused), "message"),
+                    command_text("dead_letters", "list"),
+                    first.reason,
+                    first.detail,
+                ),
             )

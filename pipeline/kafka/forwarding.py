@@ -163,12 +163,11 @@ class _StuckWatch:
 
     def step(self) -> float:
         topics = self._names.in_use()
-        if topics:
-            try:
-                self._cluster = self._cluster or Cluster(self._properties)
-                self._look(self._cluster.stuck_partitions(topics))
-            except (KafkaAway, PipelineError) as exc:
-                log.debug("open transactions are looked for later: %s", exc)
+        try:
+            self._cluster = self._cluster or (Cluster(self._properties) if topics else None)
+            self._look(self._cluster.stuck_partitions(topics) if self._cluster and topics else {})
+        except (KafkaAway, PipelineError) as exc:
+            log.debug("open transactions are looked for later: %s", exc)
         return LOOK_MS
 
     def _look(self, found: dict[str, int]) -> None:

@@ -122,7 +122,7 @@ class KafkaSender:
         self._group: Consumer | None = None
         more: dict[str, Any] = {"linger.ms": LINGER_MS, "partitioner": "murmur2_random", **properties, **WRITING}
         more |= {"log_level": 0, "message.timeout.ms": transaction_timeout_ms}
-        more |= {"error_cb": lambda _: None}  # else the client raises in a callback; whatever is called next fails, too
+        more |= {"error_cb": lambda _: None}  # what is wrong is told by the calls themselves
         if exactly_once:
             more |= {"transactional.id": name, "transaction.timeout.ms": transaction_timeout_ms}
             more |= {"retry.backoff.ms": RETRY_BACKOFF_MS}

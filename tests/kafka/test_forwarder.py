@@ -9,7 +9,9 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from pipeline.config import KafkaSettings, RedisSettings, TopicSettings
-from pipeline.kafka.forwarding import Forwarding
+from pipeline.drain.stats import Totals
+from pipeline.kafka import forwarding
+from pipeline.kafka.forwarding import IN_USE_MS, STUCK_MS, Forwarding
 from pipeline.store.connection import connect
 from tests.clock import ManualClock
 from tests.kafka.forwarding_world import ENDLESS, HUGE, LARGE, SMALL, World
@@ -208,6 +210,7 @@ def test_what_is_committed_while_another_loop_takes_over_is_not_written_again(
     new = world.start()
     world.step(new)
     world.finish()
+    assert sorted(name for _, name in world.kafka.log) == sorted(sent.name for sent in world.sent)
 
 
 def test_a_loop_with_nothing_to_do_waits_no_longer_than_for_a_reply(
@@ -218,11 +221,11 @@ def test_a_loop_with_nothing_to_do_waits_no_longer_than_for_a_reply(
     world.add("a", SMALL)
     client = connect(settings)
     kafka = KafkaSettings(servers="model")
-    forwarding = Forwarding(client, settings, kafka, lambda _: TopicSettings(), world.tally, "loop", ManualClock())
-    [forwarder] = forwarding._forwarders
+    forwards = Forwarding(client, settings, kafka, lambda _: TopicSettings(), world.tally, "loop", ManualClock())
+    [forwarder] = forwards._forwarders
     for _ in range(3):
         forwarder.step()
-    assert len(world.kafka.log) == 1 and forwarding.is_done()
+    assert len(world.kafka.log) == 1 and forwards.is_done()
     client.close()
     world.finish()
 
@@ -243,3 +246,22 @@ def test_a_name_that_no_topic_can_have_holds_nothing_up(
     [(_, dead)] = world.admin.xrange(world.keys.dead(topic))
     assert (dead[b"id"], dead[b"reason"]) == (b"i", b"unknown_topic")
     world.finish()
+
+
+def test_what_hangs_is_told_until_it_is_over_or_nobody_writes_there_any_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, counts, found = ManualClock(), Totals(), {"T/0": 7}
+    monkeypatch.setattr(Cluster, "stuck_partitions", lambda *_: dict(found), raising=False)
+    monkeypatch.setattr(forwarding, "Cluster", lambda _: Cluster.__new__(Cluster))
+    names = forwarding.TopicNames(lambda _: TopicSettings(), clock)
+    watch = forwarding._StuckWatch({}, names, clock, counts)
+    seen = []
+    for has_moved in (False, False, True, False):
+        names.kafka_topic("T")
+        found["T/0"] += has_moved
+        watch.step()
+        seen.append(list(counts.stuck_partitions))
+        clock.advance_ms(STUCK_MS)
+    assert seen == [[], ["T/0"], [], ["T/0"]]
+    clock.advance_ms(IN_USE_MS)
+    watch.step()
+    assert counts.stuck_partitions == []

@@ -200,12 +200,12 @@ class TestWaiting:
 
     def test_it_does_not_begin_with_an_entry_behind_the_position(self, bench: Bench) -> None:
         put(bench, "a", entry_id="5-1")
-        outbox_of(bench).wait("", WAIT_MS)
-        outbox_of(bench).wait("5-0", WAIT_MS)
+        assert ends(lambda: outbox_of(bench).wait("", WAIT_MS))
+        assert ends(lambda: outbox_of(bench).wait("5-0", WAIT_MS))
 
     def test_it_ends_after_its_time(self, bench: Bench) -> None:
         [entry_id] = put(bench, "a")
-        outbox_of(bench).wait(entry_id, 1)
+        assert ends(lambda: outbox_of(bench).wait(entry_id, 1))
 
 
 class TestRefusing:

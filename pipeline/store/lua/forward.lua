@@ -19,6 +19,7 @@ if redis.call('GET', forwarder) ~= token then
   return false
 end
 redis.call('SET', forwarder, token, 'PX', lease_ms)
+
 local function parts(id)
   local ms, seq = string.match(id, '^(%d+)-(%d+)$')
   return ms, tonumber(seq)
