@@ -121,6 +121,26 @@ class TestSchedule:
         assert bench.stats().counters == {"stored": 3, "duplicates": 1}
         assert bench.client.zcard(bench.keys.buckets()) == 2
 
+    def test_many_ids_of_one_transaction_are_each_stored_once(self, bench: Bench) -> None:
+        lines = range(1, 2_501)  # more than two commands take
+        due = {line: START_MS + line % 7 * BUCKET_MS + line for line in lines}
+        name = {line: f"id-{line % 2_003}" for line in lines}
+        rows = tuple((line, due[line], name[line]) for line in lines)
+        bench.client.hset(bench.keys.places(), "id-5", "somewhere")
+        bench.client.zadd(bench.keys.ids(), {"id-1500": 2**52})
+        bench.client.zadd(bench.keys.cancelled(), {"id-1600": 2**52, "id-1700": 1})
+        known = {line - 1 for line in lines if line > 2_003 or line in (5, 1_500, 1_600)}
+        done = bench.store().schedule("s", transaction(identified=rows))
+        assert done == Scheduled(stored=2_500 - len(known), duplicates=tuple(sorted(known)))
+        stored = [line for line in lines if line - 1 not in known]
+        found = {}
+        for start in bench.client.zrange(bench.keys.buckets(), 0, -1):
+            found |= dict(bench.client.zrange(bench.keys.bucket(int(start)), 0, -1, withscores=True))
+        assert found == {member(line): due[line] for line in stored}
+        places = bench.client.hgetall(bench.keys.places())
+        assert places.pop(b"id-5") == b"somewhere" and bench.client.hdel(bench.keys.places(), "id-5")
+        assert places == {name[line].encode(): member(line)[:22] + b"%d" % due[line] for line in stored}
+
     def test_a_bucket_that_only_known_ids_were_for_is_not_indexed(self, bench: Bench) -> None:
         store = bench.store()
         store.schedule("s", transaction(identified=((1, START_MS, "a"),)))

@@ -31,31 +31,13 @@ local FIRST_MARKER, FIRST_MOVE = 7, 8
 local first_bucket, first_start = FIRST_MARKER + move_count, FIRST_MOVE + 2 * move_count
 
 -- A key that holds something else ends the script here: no id is remembered and no marker moved for what is not stored.
+local bucket_keys, arguments = {}, ARGV
 for bucket = 0, bucket_count - 1 do
+  bucket_keys[bucket + 1] = KEYS[first_bucket + bucket]
   redis.call('ZCARD', KEYS[first_bucket + bucket])
 end
 
-local has_ids, has_cancelled = redis.call('EXISTS', ids) == 1, redis.call('EXISTS', cancelled) == 1
-
-local function has_ended(id)
-  return (has_ids and is_remembered(ids, id, now_ms)) or (has_cancelled and is_remembered(cancelled, id, now_ms))
-end
-
-local duplicates, first_identified = {}, first_start + bucket_count
-local cursor = first_identified
-while cursor < #ARGV do
-  local bucket, due_ms = KEYS[first_bucket + tonumber(ARGV[cursor]) - 1], ARGV[cursor + 1]
-  local member, idempotency_key = ARGV[cursor + 2], ARGV[cursor + 3]
-  if not has_ended(idempotency_key) and redis.call('HSETNX', places, idempotency_key, place_of(member, due_ms)) == 1 then
-    redis.call('ZADD', bucket, due_ms, member)
-    is_new[member] = true
-    stored = stored + 1
-  else
-    duplicates[#duplicates + 1] = (cursor - first_identified) / 4
-  end
-  cursor = cursor + 4
-end
-
+-- include identified
 for bucket = 0, bucket_count - 1 do
   if redis.call('ZCARD', KEYS[first_bucket + bucket]) > 0 then
     redis.call('ZADD', buckets, ARGV[first_start + bucket], ARGV[first_start + bucket])
