@@ -44,7 +44,7 @@ def test_no_block_is_hidden_from_these_rules() -> None:
 
 def test_a_mark_stands_before_a_block() -> None:
     for path in PAGES:
-        marks = re.findall(r"<!-- (?:not )?run: ", path.read_text(encoding="utf-8"))
+        marks = re.findall(r"(?m)^ *<!-- (?:not )?run: ", path.read_text(encoding="utf-8"))
         assert len(marks) == sum(bool(block.run_by or block.reason) for block in blocks_of(path)), path
 
 
