@@ -12,14 +12,14 @@ from functools import partial
 from typing import Any
 
 from confluent_kafka import Producer
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 
 from bench.broker import ANSWER_SEC, BenchBroker
 from bench.common import WORK, Options, Sample, format_table, say, spread_of
 from bench.filling import KEYS
 from bench.meter import measure
 from bench.server import Server, empty_server
-from bench.session import collect_garbage, spark_session, store_ours
+from bench.session import SOURCE_ID, collect_garbage, spark_session
 from bench.workload import ARRIVAL_MS, Workload, bucket_start_ms, write_workload
 from pipeline.config import IngestSettings, KafkaSettings, RedisSettings
 from pipeline.core.clock import SystemClock
@@ -27,6 +27,7 @@ from pipeline.core.ids import MESSAGE_ID_LENGTH
 from pipeline.ingest.kafka_source import KafkaSource, read_kafka
 from pipeline.ingest.kafka_writer import RangeWriter, ReadSettings
 from pipeline.ingest.query import start_query
+from pipeline.ingest.readers import read_landing
 from pipeline.ingest.writer import BatchWriter, WriterSettings
 
 ROWS, QUICK_ROWS = 400_000, 2_000
@@ -36,7 +37,7 @@ ALL_AT_ONCE = 1_000_000_000  # offsets a batch
 QUERY_SEC_MAX = 300
 FILES, DEFAULT, ONE_BATCH = "files", "default", "one batch"
 TITLES = {
-    FILES: "files: one batch, without a query",
+    FILES: "files: default settings",
     DEFAULT: "topic: default settings",
     ONE_BATCH: "topic: all in one batch",
 }
@@ -99,31 +100,42 @@ def _measure(server: Server, broker: BenchBroker, subject: _Subject) -> Sample:
 
 
 def _store_files(spark: SparkSession, workload: Workload, server: Server) -> Told:
-    store_ours(spark, workload.folder, server.url, WORK / "rejects")
-    return []
+    """Take landing files in by a query of its own, as ``_store_topic`` does a topic."""
+    writer = BatchWriter(_writer_settings(server, SOURCE_ID), SystemClock(), lambda *told: None)
+    return _run_query(read_landing(spark, str(workload.folder), IngestSettings().max_bytes_per_trigger), writer)
 
 
 def _store_topic(spark: SparkSession, broker: BenchBroker, topic: str, offsets: int, server: Server) -> Told:
     """Take a topic in by a query of its own, which ends when all is stored; returns Spark's account of each batch."""
     kafka = KafkaSettings(servers=broker.bootstrap, topics=topic, offsets_per_trigger=offsets)
     source = KafkaSource(kafka, lambda _: None)
-    settings = WriterSettings(
+    settings = _writer_settings(server, source.marker_source_id)
+    write = RangeWriter(settings, ReadSettings(source.properties, kafka.format, kafka.accept_loss))
+    try:
+        writer = BatchWriter(settings, SystemClock(), lambda *told: None, write)
+        return _run_query(read_kafka(spark, kafka, source.properties), writer)
+    finally:
+        source.close()
+
+
+def _writer_settings(server: Server, source_id: str) -> WriterSettings:
+    return WriterSettings(
         redis=RedisSettings(url=server.url),
-        source_id=source.marker_source_id,
+        source_id=source_id,
         rejects=str(WORK / "rejects"),
         transaction_messages=IngestSettings().transaction_messages,
     )
-    write = RangeWriter(settings, ReadSettings(source.properties, kafka.format, kafka.accept_loss))
-    writer = BatchWriter(settings, SystemClock(), lambda *told: None, write)
+
+
+def _run_query(rows: DataFrame, writer: BatchWriter) -> Told:
     checkpoint = WORK / "checkpoint"
     try:
-        query = start_query(read_kafka(spark, kafka, source.properties), writer, str(checkpoint), None)
+        query = start_query(rows, writer, str(checkpoint), None)
         if not query.awaitTermination(QUERY_SEC_MAX):
             query.stop()
             raise RuntimeError(f"The query did not end within {QUERY_SEC_MAX} s.")
         accounts = [json.loads(each.json) for each in query.recentProgress]
     finally:
-        source.close()
         shutil.rmtree(checkpoint, ignore_errors=True)
     return [account["durationMs"] for account in accounts if account["numInputRows"]]
 
@@ -186,7 +198,7 @@ def table(settings: dict[str, Any], samples: Sequence[Sample]) -> str:
     others = max(s["others_cores"] for of in measured.values() for s in of)
     return (
         f"{rows:,} request lines in {settings['partitions']} partitions, {settings['master']}, {settings['rounds']} rounds; "
-        f"other processes used at most {others:.2f} cores during one. The query of a topic starts and ends within what is "
+        f"other processes used at most {others:.2f} cores during one. The query starts and ends within what is "
         "measured; *in batches* is the rate while it stores. Microseconds of CPU a record.\n\n"
         + format_table(head, lines)
     )

@@ -32,7 +32,7 @@ from pipeline.core.files import make_writable
 from pipeline.ingest.bar import intake_bar
 from pipeline.ingest.checkpoint import CheckpointRoller
 from pipeline.ingest.landed import LandingFiles
-from pipeline.ingest.loop import MarkerSweeper, run_once, run_to_the_end, run_until_stopped
+from pipeline.ingest.loop import MarkerSweeper, run_once, run_to_the_end, run_until_stopped, wait_for_first_look
 from pipeline.ingest.progress import BatchReporter
 from pipeline.ingest.query import bind_checkpoint, java_watched, open_session, start_query, warm_up
 from pipeline.ingest.readers import read_direct, read_landing
@@ -226,6 +226,10 @@ def _run(
     with _stopped_with_java(stop):
         if once:
             run_once(source, stop, stop.interrupting)
+        elif settings.ingest.source == "kafka":
+            from pipeline.ingest.kafka_source import read_no_ranges
+
+            writer.warm_up(read_no_ranges(spark))
         else:
             warm_up(spark)
     if stop():
@@ -237,6 +241,7 @@ def _run(
             look = stack.enter_context(intake_bar(Path(source.location), markers_of, sys.stderr, clock))
         start = partial(start_query, rows, writer, checkpoint, None if once else settings.ingest.trigger)
         query = start()
+        wait_for_first_look(query, stop)
         log.info("ingest is up: it reads %s", source.reads)
         announce_ready()
         if once:

@@ -89,7 +89,7 @@ class KafkaSettings:
     accept_loss: bool = False
     client_config: str = ""
     exactly_once: bool = True
-    batch_messages: Annotated[int, Meta(ge=1, le=5_000, description="1 to 5000")] = 1_000
+    batch_messages: Annotated[int, Meta(ge=1, le=5_000, description="1 to 5000")] = 4_000
     takeover_sec: Annotated[float, Meta(ge=0.5, le=600, description="0.5 to 600")] = 5.0
     transaction_timeout_ms: Annotated[int, Meta(ge=1_000, le=900_000, description="1000 to 900000")] = 10_000
     position_topic: KafkaTopic = "duetime-positions"

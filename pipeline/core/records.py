@@ -13,7 +13,7 @@ has to know of bytes (docs/adr/0019-bytes-as-text.md).
 import base64
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final, Literal, NamedTuple
 
 from pipeline.core.ids import TOKEN_HALF_BITS
@@ -44,8 +44,7 @@ _OURS: Final = frozenset({*ASKED, "duetime-due-ms"})  # asked for, or written by
 _NOT_SAID: Final = RESERVED | _OURS
 
 
-@dataclass(frozen=True, slots=True)
-class Record:
+class Record(NamedTuple):
     """A record as Kafka has it. ``timestamp_ms`` is epoch ms UTC, negative if there is none."""
 
     offset: int

@@ -36,9 +36,8 @@ def parse_records(partition: Partition, records: Sequence[Record], record_format
     heads = tokens_of(partition, offsets, times)
     ids = pc.binary_join_element_wise(heads, as_hex(offsets & _LOW), b"")
     plain, places = NO_PLAIN_LINES, np.empty(0, np.int64)
-    is_bare = np.array([record_format == "json" and _is_bare(each) for each in records], np.bool_)
-    if np.count_nonzero(is_bare) >= PLAIN_FROM_LINES:
-        bare = np.flatnonzero(is_bare)
+    bare = np.array(_bare_places(records) if record_format == "json" else [], np.int64)
+    if len(bare) >= PLAIN_FROM_LINES:
         lines = Lines.of(b"\n".join(records[at].value or b"" for at in bare.tolist()) + b"\n")
         plain = read_plain_lines(lines, times[bare])
         places = bare[plain.indexes]
@@ -61,16 +60,18 @@ def parse_records(partition: Partition, records: Sequence[Record], record_format
     )
 
 
-def _is_bare(record: Record) -> bool:
-    """Whether a record is no more than a line."""
-    return (
-        record.value is not None
-        and record.key is None
-        and record.headers is not None
-        and not record.headers
-        and 0 <= record.timestamp_ms <= ARRIVAL_MS_MAX
-        and b"\n" not in record.value
-    )
+def _bare_places(records: Sequence[Record]) -> list[int]:
+    """Return which records are no more than a line."""
+    return [
+        at
+        for at, (_, timestamp_ms, value, key, headers) in enumerate(records)
+        if key is None
+        and value is not None
+        and headers is not None
+        and not headers
+        and 0 <= timestamp_ms <= ARRIVAL_MS_MAX
+        and b"\n" not in value
+    ]
 
 
 def _judge(record: Record, record_format: RecordFormat) -> Message | Change | Rejection | None:

@@ -1,7 +1,7 @@
 """The records of a range of offsets, from Kafka."""
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from operator import methodcaller
 from typing import Any, Final
 
@@ -15,19 +15,12 @@ POLL_SEC: Final = 0.1
 _DEFAULTS: Final[Mapping[str, Any]] = {
     "group.id": "duetime",  # a name that the client wants; it joins no group
     "fetch.wait.max.ms": 100,  # after which a broker says that it has nothing more, as behind the last transaction of a topic
-    "queued.max.messages.kbytes": 16_384,  # fetched ahead
+    "queued.max.messages.kbytes": 4_096,  # fetched ahead; what lies behind the end of a range is fetched in vain
+    "fetch.queue.backoff.ms": 5,  # until it looks again whether there is room; its default of 1,000 is longer than a range takes
 }
 
 # A call from Python itself would miss that the client has raised and returned None at once, and fail somewhere behind.
 _read_headers: Final = methodcaller("headers")
-
-
-def _headers_of(message: Any) -> Sequence[tuple[str, bytes | None]] | None:
-    """Return the headers of a message; None if the client can't read the name of one, as it is not UTF-8."""
-    try:
-        return _read_headers(message) or ()
-    except (SystemError, UnicodeDecodeError):
-        return None
 
 
 class RecordReader:
@@ -95,13 +88,15 @@ class RecordReader:
                     self._fetched.appendleft(message)
                     self._place = end
                     break
-                value, key, headers = message.value(), message.key(), _headers_of(message)
+                value, key = message.value(), message.key()
+                try:
+                    headers = _read_headers(message) or ()
+                except (SystemError, UnicodeDecodeError):
+                    headers = None  # the name of one is not UTF-8
                 records.append(Record(offset, message.timestamp()[1], value, key, headers))
-                size -= (
-                    len(value or b"")
-                    + len(key or b"")
-                    + sum(len(name) + len(text or b"") for name, text in headers or ())
-                )
+                size -= len(value or b"") + len(key or b"")
+                if headers:
+                    size -= sum(len(name) + len(text or b"") for name, text in headers)
                 self._place = offset + 1
             elif error.code() == KafkaError._PARTITION_EOF:
                 self._place = min(max(self._place, message.offset()), end)

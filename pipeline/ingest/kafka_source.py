@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
+from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 from pyspark.sql.types import StructType
 
@@ -48,6 +48,11 @@ def read_kafka(
     return spark.readStream.format(KafkaRanges.name()).load()
 
 
+def read_no_ranges(spark: SparkSession) -> DataFrame:
+    """Return no ranges, from the same source as a batch, for ``BatchWriter.warm_up``; after ``read_kafka``."""
+    return spark.read.format(KafkaRanges.name()).load()
+
+
 class KafkaRanges(DataSource):
     """The data source."""
 
@@ -67,6 +72,15 @@ class KafkaRanges(DataSource):
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 (Spark's name)
         """Return what plans the batches."""
         return RangePlanner(self.reads, self.client, self.stored)
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        """Return what reads nothing."""
+        return _NoRanges()
+
+
+class _NoRanges(DataSourceReader):
+    def read(self, partition: InputPartition) -> Iterator[tuple[str, str, int, int, int]]:
+        return iter(())
 
 
 @dataclass(frozen=True, slots=True)

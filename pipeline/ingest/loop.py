@@ -36,6 +36,15 @@ class MarkerStore(Protocol):
         ...
 
 
+def wait_for_first_look(query: StreamingQuery, stopping: Callable[[], bool]) -> None:
+    """Return when the query has looked once for something to read: the source in Python starts a process for that."""
+    pause = Event()
+    while query.isActive and not stopping():
+        if query.status["message"].startswith("Waiting") or query.lastProgress is not None:
+            return
+        pause.wait(CHECK_MS / 1000)
+
+
 def run_until_stopped(
     source: Source,
     query: StreamingQuery,

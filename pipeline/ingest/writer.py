@@ -117,6 +117,10 @@ class BatchWriter:
             total = self._write(batch)
         self._report(batch_id, total, (self._clock.monotonic_ms() - started_ms) / 1000)
 
+    def warm_up(self, nothing: DataFrame) -> None:
+        """Take the way of a batch with no rows: workers start, import and connect."""
+        self._write(nothing)
+
     def _write(self, batch: DataFrame) -> Summary:
         total = Summary()
         # One small row a partition comes back, so what the driver does is the same for any number of messages.

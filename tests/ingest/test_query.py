@@ -8,7 +8,7 @@ from py4j.protocol import Py4JError, Py4JNetworkError
 
 from pipeline.core.errors import ConfigError, PipelineError, StoreUnavailable
 from pipeline.core.ids import encode_token, token_epoch_ms
-from pipeline.ingest.loop import MarkerSweeper, raise_failure, run_to_the_end
+from pipeline.ingest.loop import MarkerSweeper, raise_failure, run_to_the_end, wait_for_first_look
 from pipeline.ingest.query import bind_checkpoint, java_watched, query_failure
 from tests.clock import ManualClock
 
@@ -193,3 +193,35 @@ def test_a_query_that_takes_in_what_is_there_may_end_and_may_fail() -> None:
 def test_a_query_that_should_run_for_ever_and_does_not_is_a_failure() -> None:
     with pytest.raises(PipelineError, match="stopped from outside"):
         raise_failure(Query(None))  # type: ignore[arg-type]
+
+
+class LookingQuery:
+    """A query that says what it does, one thing an ask; at the end it is over."""
+
+    def __init__(self, *messages: str) -> None:
+        self.messages = [*messages]
+        self.lastProgress = None
+
+    @property
+    def isActive(self) -> bool:  # noqa: N802 (Spark's name)
+        return bool(self.messages)
+
+    @property
+    def status(self) -> dict[str, str]:
+        return {"message": self.messages.pop(0)}
+
+
+@pytest.mark.parametrize("waiting", ["Waiting for data to arrive", "Waiting for next trigger"])
+def test_a_job_is_up_when_its_query_has_looked_for_something_to_read(waiting: str) -> None:
+    query = LookingQuery("Initializing sources", "Getting offsets from duetime-kafka", waiting, "more")
+    wait_for_first_look(query, lambda: False)
+    assert query.messages == ["more"]
+
+
+def test_a_query_that_ends_or_is_to_stop_is_not_waited_for() -> None:
+    query = LookingQuery("Initializing sources")
+    wait_for_first_look(query, lambda: False)
+    assert not query.messages
+    query = LookingQuery("Initializing sources")
+    wait_for_first_look(query, lambda: True)
+    assert query.messages

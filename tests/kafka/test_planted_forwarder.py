@@ -150,9 +150,9 @@ OUTBOX_FAULTS: dict[str, Fault] = {
         ("redis.call('SET', forwarder, token, 'PX', lease_ms)", NOTHING),
     ),
     "an entry is read twice": (
-        "forward",
+        (Outbox, "read"),
         reading.test_it_begins_behind_an_entry_and_ends_at_the_limit,
-        ("'(' .. after", "after"),
+        ('f"({after}"', "after"),
     ),
     "a key in the way is met when the dead letter is written": (
         "refuse",

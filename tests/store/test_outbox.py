@@ -163,7 +163,7 @@ class TestReading:
         outbox = taken(bench)
         monkeypatch.setattr(outbox_module, "BYTES_MAX", 1)
         assert len(outbox.read("", "", 250) or []) == 100
-        monkeypatch.setattr(outbox_module, "BYTES_MAX", 4_000)
+        monkeypatch.setattr(outbox_module, "BYTES_MAX", 2_000)
         assert len(outbox.read("", "", 250) or []) == 200
 
     def test_what_other_programs_wrote_is_read_as_messages(self, bench: Bench) -> None:

@@ -74,8 +74,7 @@ local function reply(status, detail, rows, moved)
       tried[#tried + 1] = tries_before(rows[index])
     end
   end
-  local lease_ends = first_lease and text(tonumber(first_lease)) or ''
-  return {status, text(now_ms), lease_ends, detail, rows or {}, tried, moved or {}, wanted}
+  return {status, text(now_ms), first_lease and text(tonumber(first_lease)) or '', detail, rows or {}, tried, moved or {}, wanted}
 end
 
 local held_until = redis.call('ZSCORE', claims, lease_token)
@@ -211,8 +210,6 @@ local function refile()
     if not is_given[key] then
       return reply('TARGET', '')
     end
-  end
-  for _, key in ipairs(wanted) do
     redis.call('ZCARD', key) -- a key of another type ends the script before anything is written
   end
   for index = 1, #found, 2 do

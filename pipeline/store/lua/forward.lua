@@ -1,19 +1,14 @@
 #!lua flags=allow-oom
--- Go on with an outbox: keep the lease, drop what is in Kafka, and read what comes next.
+-- Go on with an outbox: keep the lease, and drop what is in Kafka.
 --
 -- KEYS[1] outbox     STREAM  the messages for Kafka, in order
 -- KEYS[2] forwarder  STRING  the lease of who writes them to Kafka; it expires
 -- ARGV[1] token      string  of the lease
 -- ARGV[2] lease_ms   int
 -- ARGV[3] position   string  id of the last entry that is in Kafka; "" if that is not known
--- ARGV[4] after      string  entry behind which to read; "" for the first one
--- ARGV[5] limit      int     entries, at most; 0: only keep the lease
--- ARGV[6] bytes_max  int     bytes of messages after which the reply is full
--- Returns nil if the lease is over, else whether the server was found set back, and {id, {field, value, …}} for each entry
+-- Returns nil if the lease is over, else how many entries got new ids as the server was found set back
 local outbox, forwarder = KEYS[1], KEYS[2]
-local token, lease_ms, position, after = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
-local limit, bytes_max = tonumber(ARGV[5]), tonumber(ARGV[6])
-local PAGE = 100 -- entries a step, so that bytes_max is passed by one page at most
+local token, lease_ms, position = ARGV[1], ARGV[2], ARGV[3]
 
 if redis.call('GET', forwarder) ~= token then
   return false
@@ -52,28 +47,15 @@ local function move_beyond_position()
     redis.call('XADD', outbox, id_after(1), 'id', '')
     redis.call('XDEL', outbox, id_after(1))
   end
+  return #entries
 end
 
-local was_set_back = position ~= '' and is_set_back()
-if was_set_back then
-  move_beyond_position()
+local moved = 0
+if position ~= '' and is_set_back() then
+  moved = move_beyond_position()
 end
 if position ~= '' then
   redis.call('XTRIM', outbox, 'MINID', position)
   redis.call('XDEL', outbox, position)
 end
-local found, bytes, start = {}, 0, after == '' and '-' or '(' .. after
-while #found < limit and bytes < bytes_max do
-  local page = redis.call('XRANGE', outbox, start, '+', 'COUNT', math.min(PAGE, limit - #found))
-  if #page == 0 then
-    break
-  end
-  for _, entry in ipairs(page) do
-    found[#found + 1] = entry
-    for _, value in ipairs(entry[2]) do
-      bytes = bytes + #value
-    end
-  end
-  start = '(' .. page[#page][1]
-end
-return {was_set_back and 1 or 0, found}
+return moved

@@ -41,10 +41,7 @@ end
 
 -- Return what a member says, with the names of the JSON form; one that is not of our format is a message as it stands.
 local function read_member(member)
-  if not has_message_id(member) then
-    return {topic = 'default', message = member}
-  end
-  local form, rest = string.sub(member, FORM_AT, FORM_AT), string.sub(member, FORM_AT + 1)
+  local form, rest = has_message_id(member) and string.sub(member, FORM_AT, FORM_AT), string.sub(member, FORM_AT + 1)
   if form == 'm' then
     return {topic = 'default', message = rest}
   end
@@ -52,12 +49,11 @@ local function read_member(member)
   if (form == 'j' or form == 'r') and is_json and type(body) == 'table' and type(body.message) == 'string' then
     local rescheduled = form == 'r' and body or NOTHING
     local due_ms, attempt, group = number_of(rescheduled.due_ms), number_of(rescheduled.attempt or 1), rescheduled.group
-    local has_strings = type(body.id or '') == 'string' and are_strings(body.headers or NOTHING)
+    local has_strings = type(body.id or '') == 'string' and (not body.headers or are_strings(body.headers))
     if has_strings and is_name(body.topic or 'default') and (not group or is_name(group)) and (due_ms and attempt or form == 'j') then
-      return {
-        topic = body.topic or 'default', message = body.message, id = body.id, headers = body.headers,
-        group = group, due_ms = due_ms and text(due_ms), attempt = rescheduled.attempt and text(attempt),
-      }
+      body.topic, body.group = body.topic or 'default', group
+      body.due_ms, body.attempt = due_ms and text(due_ms), rescheduled.attempt and text(attempt)
+      return body
     end
   end
   return {topic = 'default', message = member}

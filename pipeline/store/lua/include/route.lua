@@ -45,18 +45,26 @@ local function name_of(kind, topic)
   return kind == 'outbox' and 'kafka' or topic
 end
 
+local usual_targets = {} -- by topic
+
 -- Return where the messages of a topic go, if nothing but their topic decides it.
 local function usual_target(topic)
-  local settings = settings_of(topic)
-  local is_usual = settings.kind and not has_pauses and settings.expire_ms == 0 and settings.interval_ms == 0
-  return is_usual and target(settings.kind, name_of(settings.kind, topic))
+  if usual_targets[topic] == nil then
+    local settings = settings_of(topic)
+    local is_usual = settings.kind and not has_pauses and settings.expire_ms == 0 and settings.interval_ms == 0
+    usual_targets[topic] = is_usual and target(settings.kind, name_of(settings.kind, topic)) or false
+  end
+  return usual_targets[topic]
 end
 
 -- Decide where a message goes; nothing is written. A message for the screen has no kind and no key.
 -- `next_ms` is when the next message of each topic may go, and is moved on.
 local function route(member, due_ms, next_ms)
   local body = read_member(member)
-  local topic, settings = body.topic, settings_of(body.topic)
+  local topic, settings, usual = body.topic, settings_of(body.topic), usual_target(body.topic)
+  if usual and not body.group then
+    return {member = member, body = body, due_ms = body.due_ms or due_ms, kind = settings.kind, key = usual}
+  end
   local step = {member = member, body = body, score = due_ms, due_ms = body.due_ms or due_ms, kind = false, name = false, key = false}
   local name = body.group and topic .. ':' .. body.group
   local retry = name and target('retry', name)
