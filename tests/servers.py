@@ -48,7 +48,7 @@ needs_waitaof = pytest.mark.skipif(
 
 def user_rights() -> list[str]:
     """Return the rights that the documentation gives a user, for every namespace instead of one."""
-    [rights] = re.findall(rf"ACL SETUSER {USER} on >\S+ (.*?)\n\n", OPERATIONS.read_text(encoding="utf-8"), re.S)
+    [rights] = re.findall(rf"ACL SETUSER {USER} on >\S+ (.*?)\n```", OPERATIONS.read_text(encoding="utf-8"), re.S)
     found = rights.replace("\\\n", " ").replace("{duetime:*}", "{*:*}").split()
     return [right for right in found if right not in SINCE_7_2 or server_version() >= (7, 2)]
 

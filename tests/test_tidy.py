@@ -244,10 +244,16 @@ def test_markdown_fits_a_terminal() -> None:
         *ROOT.glob("*.md"),
         *(file for folder in ("docs", "bench", "examples") for file in (ROOT / folder).rglob("*.md")),
     ]
+    without_code = {
+        file: re.sub(
+            r"(?ms)^ *```.*?^ *```$", lambda code: "\n" * code[0].count("\n"), file.read_text(encoding="utf-8")
+        )
+        for file in files
+    }
     long = [
         f"{file.relative_to(ROOT)}:{number}"
-        for file in files
-        for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), start=1)
-        if len(line) > MARKDOWN_LINE_MAX and not line.startswith(("|", "    ")) and "://" not in line
+        for file, text in without_code.items()
+        for number, line in enumerate(text.splitlines(), start=1)
+        if len(line) > MARKDOWN_LINE_MAX and not line.startswith("|") and "://" not in line
     ]
     assert long == []

@@ -1,4 +1,4 @@
-"""Producers and consumers in other languages, with nothing of ours but the wire format: run where their tools are."""
+"""Producers and consumers in other languages (examples/README.md), with nothing of ours but the wire format."""
 
 import json
 import os

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 import venv
@@ -16,10 +17,9 @@ from pipeline.client import Duetime, Request
 from pipeline.command import EXTRAS
 from pipeline.config import ROOT
 from tests.client.builders import deliver_due
+from tests.docs.pages import run_here
 from tests.servers import RealServer
 
-DOCS = (ROOT / "docs" / "client.md").read_text(encoding="utf-8")
-README = (ROOT / "README.md").read_text(encoding="utf-8")
 PROBE = """
 import json, sys
 import duetime
@@ -71,12 +71,11 @@ def use(python: Path, server: RealServer, *arguments: str, home: Path) -> "subpr
 def examples() -> list[str]:
     """The programs of the page: a block that begins with an import begins a new one."""
     programs: list[str] = []
-    for block in re.findall(r"(?:^    .*\n|^\n(?=    ))+", DOCS, re.M):
-        code = re.sub(r"^    ", "", block, flags=re.M).strip() + "\n"
-        if code.startswith(("from ", "import ")):
-            programs.append(code)
-        elif not code.startswith("$") and "consumer.ack" not in code:
-            programs[-1] += code
+    for block in run_here("docs/client.md", __file__, "python"):
+        if block.text.startswith(("from ", "import ")):
+            programs.append(block.text)
+        else:
+            programs[-1] += block.text
     return programs
 
 
@@ -125,10 +124,8 @@ def test_the_examples_of_the_page_work(python: Path, server: RealServer, tmp_pat
 
 
 def test_the_example_of_the_readme_works(python: Path, server: RealServer, tmp_path: Path) -> None:
-    [block] = re.findall(
-        r"(?:^    .*\n|^\n(?=    ))+", README[README.index("From Python,") : README.index("Over HTTP,")], re.M
-    )
-    done = use(python, server, "python", "-c", re.sub(r"^    ", "", block, flags=re.M), home=tmp_path)
+    [block] = run_here("README.md", __file__, "python")
+    done = use(python, server, "python", "-c", block.text, home=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
     assert re.fullmatch(r"20\S+ \S+\+00:00\n", done.stdout)
 
@@ -150,9 +147,12 @@ def test_the_command_has_the_jobs_that_need_no_spark(python: Path, server: RealS
             continue
         assert told.returncode == 0, told.stderr
         assert told.stdout.startswith(f"usage: duetime {job} ")
-    assert "due" in run("schedule", "tea is ready", "--in", "3m", "--id", "tea").stdout
-    assert "tea is ready" in run("messages", "show", "tea").stdout
-    assert run("messages", "cancel", "tea").returncode == 0
-    assert run("status").returncode == 0
+    install, use_it = run_here("docs/client.md", __file__, "console")
+    assert install.text.startswith("$ pip install . ")
+    words = [shlex.split(command)[1:] for command, _ in use_it.commands()]
+    scheduled, shown, cancelled, status = [run(*each) for each in words]
+    assert "due" in scheduled.stdout
+    assert "tea is ready" in shown.stdout
+    assert (cancelled.returncode, status.returncode) == (0, 0)
     told = run("topics", "groups", "mail")
     assert "spark-submit" not in told.stdout + told.stderr

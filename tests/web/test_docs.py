@@ -10,6 +10,7 @@ import pytest
 
 from pipeline.config import ROOT, ApiSettings
 from pipeline.web.app import OPERATIONS
+from tests.docs.pages import run_here
 from tests.web.running import Api
 
 DOCUMENT = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
@@ -18,19 +19,19 @@ TIMES = re.compile(r"\d{4}-\d\d-\d\dT[\d:.]+Z|\d{10,}(?:\.\d+)?|~[\w-]{22}~\d+")
 
 @pytest.mark.skipif(not shutil.which("curl"), reason="there is no curl")
 def test_each_example_answers_what_is_written(api: Api) -> None:
-    examples = re.findall(r"^    \$ (.+)\n    (.+)$", DOCUMENT, re.M)
+    examples = [example for block in run_here("docs/api.md", __file__) for example in block.commands()]
     assert len(examples) == 8
     for command, written in examples:
         here = command.replace("localhost:8600", f"127.0.0.1:{api.port}")
         done = subprocess.run(["bash", "-c", here], capture_output=True, text=True, timeout=30, check=True)
-        assert TIMES.sub("T", done.stdout.strip()) == TIMES.sub("T", written), command
+        assert TIMES.sub("T", done.stdout.strip()) == TIMES.sub("T", written.strip()), command
 
 
 @pytest.mark.skipif(not shutil.which("curl"), reason="there is no curl")
 def test_the_examples_of_the_readme_work(api: Api) -> None:
-    commands = re.findall(r"^    \$ (curl .+)$", (ROOT / "README.md").read_text(encoding="utf-8"), re.M)
+    [block] = run_here("README.md", __file__)
     states = []
-    for command in commands:
+    for command, _ in block.commands():
         here = command.replace("localhost:8600", f"127.0.0.1:{api.port}").replace("curl ", "curl -sf ", 1)
         done = subprocess.run(["bash", "-c", here], capture_output=True, text=True, timeout=30, check=True)
         states.append(json.loads(done.stdout)["state"])

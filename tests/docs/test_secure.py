@@ -1,0 +1,68 @@
+"""docs/how-to/secure.md: TLS with an authority of one's own, and a token; on Debian's Redis, as the bundled server has no TLS."""
+
+import hashlib
+import shutil
+import socket
+import subprocess
+from pathlib import Path
+from threading import Event
+
+import pytest
+
+from tests.docs.pages import run_here
+from tests.docs.terminal import Terminals
+from tests.servers import user_rights
+
+PAGE = "docs/how-to/secure.md"
+AUTHORITY = """
+openssl req -x509 -newkey rsa:2048 -nodes -keyout ca.key -out ca.crt -days 1 -subj /CN=authority
+openssl req -newkey rsa:2048 -nodes -keyout server.key -out server.csr -subj /CN=localhost
+openssl x509 -req -in server.csr -CA ca.crt -CAkey ca.key -CAcreateserial -out server.crt -days 1 \
+  -extfile <(echo subjectAltName=DNS:localhost)
+"""
+
+pytestmark = pytest.mark.skipif(
+    not all(map(shutil.which, ("redis-server", "openssl"))), reason="there is no redis-server or no openssl here"
+)
+
+
+def test_the_jobs_reach_redis_by_tls_and_verify_who_it_is(terminals: Terminals) -> None:
+    reaching, token = run_here(PAGE, __file__)
+    terminals.type(AUTHORITY)
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    rights = [right for right in user_rights() if right not in ("+waitaof", "+client|setinfo")]
+    options = ["--tls-port", str(port), "--port", "0", "--bind", "127.0.0.1", "--save", "", "--tls-auth-clients", "no"]
+    files = ["--tls-cert-file", "server.crt", "--tls-key-file", "server.key", "--tls-ca-cert-file", "ca.crt"]
+    users = ["--user", "default", "off", "--user", "duetime", "on", ">another-long-password", *rights]
+    server = subprocess.Popen(
+        ["redis-server", *options, *files, *users],
+        cwd=terminals.root,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        wait_for(port, server)
+        export, *commands = [command for command, _ in reaching.commands()]
+        told = terminals.type("\n".join((f"PORT={port}", export, *commands)))
+        assert "message  tea is ready" in told
+        for wrong in (export.replace("?ssl_ca_certs=ca.crt", ""), export.replace("another-long", "a-short")):
+            with pytest.raises(AssertionError, match=r"certificate verify failed|refuses the user or password"):
+                terminals.type("\n".join((f"PORT={port}", wrong, commands[-1])))
+    finally:
+        server.kill()
+        server.wait()
+    secret = terminals.type("\n".join([*(command for command, _ in token.commands()), 'printf %s "$TOKEN"']))
+    expected = f"shop {hashlib.sha256(secret.encode()).hexdigest()} schedule\n"
+    assert Path(terminals.root, "tokens").read_text() == expected
+
+
+def wait_for(port: int, server: "subprocess.Popen[bytes]") -> None:
+    for _ in range(500):
+        with socket.socket() as probe:
+            if probe.connect_ex(("127.0.0.1", port)) == 0:
+                return
+        assert server.poll() is None, "the server ended at once"
+        Event().wait(0.01)
+    raise AssertionError("the server did not answer")
