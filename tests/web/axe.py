@@ -63,7 +63,8 @@ def why_unavailable() -> str | None:
 
 def find_barriers(page: "Page") -> list[str]:
     """Return a sentence for each serious or critical barrier of a page."""
-    page.evaluate(source())
+    if not page.evaluate("() => 'axe' in window"):
+        page.evaluate(source())
     found = page.evaluate(RUN)
     return [f"{impact} {rule}: {help_}: {nodes[:3]}" for impact, rule, help_, nodes in found if impact in GRAVE]
 

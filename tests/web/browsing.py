@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser, Page, Request
+    from playwright.sync_api import Browser, ConsoleMessage, Page, Request
 
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 DESKTOP, PHONE = (1280, 900), (390, 844)
@@ -35,7 +35,7 @@ class Visitor:
         self.context.set_default_timeout(WAIT_MS)
         self.context.add_init_script(WATCH)
         self.context.on("request", self._check_request)
-        self.context.on("console", lambda message: self._check_console(message.type, message.text))
+        self.context.on("console", self._check_console)
         self.context.on("weberror", lambda error: self.complaints.append(f"error: {error.error}"))
         self.context.on("dialog", self._refuse)
         self.page: Page = self.context.new_page()
@@ -44,6 +44,11 @@ class Visitor:
         """Go to an address of the pages."""
         self.page.goto(path)
         return self.page
+
+    def look(self, size: tuple[int, int], theme: Any) -> None:
+        """See the same page in a window of another size, and in another theme."""
+        self.page.set_viewport_size({"width": size[0], "height": size[1]})
+        self.page.emulate_media(color_scheme=theme)
 
     def taken(self) -> list[str]:
         """Return the complaints so far, and forget them."""
@@ -54,9 +59,13 @@ class Visitor:
         if not request.url.startswith((f"{self.base}/", "data:")) and request.url != self.base:
             self.complaints.append(f"request: {request.method} {request.url}")
 
-    def _check_console(self, kind: str, text: str) -> None:
-        if kind in ("error", "warning", "assert"):
-            self.complaints.append(f"{kind}: {text}")
+    def _check_console(self, message: "ConsoleMessage") -> None:
+        url = message.location["url"]
+        # A page that says what is wrong has a status of its own; the browser asks for an icon where JSON is shown, or elsewhere.
+        is_status = message.text.startswith("Failed to load resource: the server responded with a status of 4")
+        is_meant = (is_status and url == self.page.url) or url.endswith("/favicon.ico")
+        if message.type in ("error", "warning", "assert") and not is_meant:
+            self.complaints.append(f"{message.type}: {message.text} at {url}")
 
     def _refuse(self, dialog: Any) -> None:
         self.complaints.append(f"dialog: {dialog.message}")
@@ -82,6 +91,6 @@ def visiting(browser: "Browser", base: str, *args: Any, **options: Any) -> Itera
     visitor = Visitor(browser, base, *args, **options)
     try:
         yield visitor
-        assert visitor.complaints == []
+        assert not visitor.complaints, visitor.complaints
     finally:
         visitor.context.close()
