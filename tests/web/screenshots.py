@@ -12,6 +12,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from tests.e2e.commands import ROOT, Command
 from tests.servers import RealServer, real_server
@@ -21,6 +22,7 @@ from tests.web.running import Api, running, settings_of
 
 PICTURE = ROOT / "docs" / "images" / "dashboard.png"
 LIVELY_SEC = 14  # for rates of some seconds
+TALLEST = 2_400  # pixels of a picture; a page may go on
 SIZES = {"wide": DESKTOP, "phone": PHONE}
 THEMES = ("light", "dark")
 
@@ -56,7 +58,10 @@ def take_all(folder: Path) -> None:
                             page = visitor.open(path)
                             if page.locator("body[data-live]").count():
                                 page.wait_for_selector("html[data-looks='2']", state="attached")
-                            page.screenshot(path=folder / f"{name}-{amount}-{size_name}-{theme}.png", full_page=True)
+                            tall = page.evaluate("() => document.documentElement.scrollHeight")
+                            clip: Any = {"x": 0, "y": 0, "width": size[0], "height": min(tall, TALLEST)}
+                            path_there = folder / f"{name}-{amount}-{size_name}-{theme}.png"
+                            page.screenshot(path=path_there, full_page=True, clip=clip)
                         visitor.context.close()
 
 
