@@ -46,7 +46,8 @@ async def log_in(site: Site, call: Call, visitor: Visitor) -> Response:
             "login.html", call, visitor, 401, page="login", next=own_path(given.text("next")), is_wrong=True
         )
     log.info("pages: %s signed in", found.name)
-    return site.go(call, found, own_path(given.text("next")))
+    wanted = own_path(given.text("next"))
+    return site.go(call, found, site.home(found) if wanted == "/" else wanted)
 
 
 def own_path(text: str) -> str:

@@ -225,7 +225,9 @@ class App:
         assert response is not None
         ms = self.api.clock.monotonic_ms() - started_ms
         self.api.meters.count(exchange.call.method, exchange.route, response.status_code, ms / 1000)
-        log.info(
+        is_look = exchange.is_page and exchange.call.method in ("GET", "HEAD") and response.status_code < 400
+        log.log(
+            logging.DEBUG if is_look else logging.INFO,
             "%s %s %d %.1f ms %s",
             exchange.call.method,
             exchange.route,

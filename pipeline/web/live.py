@@ -130,13 +130,15 @@ class Hub:
         loop = asyncio.get_running_loop()
         try:
             while self._views:
-                begun = loop.time()
+                begun, is_away = loop.time(), False
                 for view in [*self._views]:
                     parts = await self._parts_of(view)
+                    is_away = is_away or parts is None
                     if view in self._views:
                         self._parts[view] = parts
                 self._wake()
-                await asyncio.sleep(max(INTERVAL_SEC - (loop.time() - begun), SHARE * (loop.time() - begun)))
+                took = loop.time() - begun
+                await asyncio.sleep(INTERVAL_SEC if is_away else max(INTERVAL_SEC - took, SHARE * took))
         finally:
             self._task = None
 

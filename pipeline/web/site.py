@@ -95,7 +95,11 @@ class Site:
         found = self.log_in(visitor, token) if self.access.takes_tokens else visitor
         if found is None:
             return self.render("login.html", call, visitor, 401, page="login", next="/", is_wrong=True)
-        return self.go(call, found, "/")
+        return self.go(call, found, self.home(found))
+
+    def home(self, visitor: Visitor) -> str:
+        """Return the first page for a visitor: a token that may not look may schedule."""
+        return "/" if visitor.caller is None or "read" in visitor.caller.rights else "/try"
 
     def again(self, call: Call) -> Response:
         """Have a browser that followed a link of another site ask again, as our own page: only then it sends its cookie."""
