@@ -10,7 +10,9 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 OURS = re.compile(r"^(\s*(?:from|import) )(pipeline|jobs)(?=[.\s])", re.MULTILINE)
 NAMES = {"pipeline": "duetime", "jobs": "duetime.jobs"}
-NOT_PACKED = shutil.ignore_patterns("__pycache__", "bootstrap.py", "run_tests.py", "submit.py", "supervisor.py")
+NOT_PACKED = shutil.ignore_patterns(
+    "__pycache__", "bootstrap.py", "run_tests.py", "submit.py", "supervisor.py", "dashboard.py"
+)
 
 
 class CustomBuildHook(BuildHookInterface[Any]):

@@ -143,6 +143,8 @@ class ApiSettings:
     tokens: str = ""
     hosts: str = ""
     read_only: bool = False
+    show_messages: bool = True
+    viewers_max: Positive = 100
     patience_sec: PositiveSec = 5.0
     wait_for_disk: bool = False
     rate_per_token: ZeroIsOff = 0

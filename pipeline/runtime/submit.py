@@ -35,6 +35,7 @@ HELP = """\
 Usage:
   ./spark-submit.sh
       Everything on this machine: take in what is dropped into inbox/ and print each message when it is due. Ctrl-C stops it.
+      The address that it prints shows all of it in a browser.
       The first start with a private Redis drops a few sample messages into inbox/.
   ./spark-submit.sh [spark-submit options] SCRIPT [options]
       One job, or a Python script of your own. Jars and cluster mode work as with Spark's own spark-submit.
@@ -47,7 +48,7 @@ Jobs (each has its own --help; only ingest needs Java, and only it has use for s
   jobs/topics.py        list topics and groups; pause and resume topics; show and change settings; drop groups
   jobs/schedule.py      schedule a message, or request lines from a pipe
   jobs/messages.py      show, list, cancel and move messages that wait
-  jobs/serve.py         answer HTTP: schedule, find, move and cancel messages
+  jobs/serve.py         answer HTTP: schedule, find, move and cancel messages, and a dashboard
   jobs/dead_letters.py  list, show, redrive and purge dead letters
   jobs/status.py        what is scheduled, in flight and delivered, and how late
 

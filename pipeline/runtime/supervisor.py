@@ -1,4 +1,4 @@
-"""The command without arguments: ingest and drain, side by side on this machine, as long as somebody watches.
+"""The command without arguments: ingest, drain and the dashboard, side by side on this machine, as long as somebody watches.
 
 Each child is in a session of its own, so a terminal's Ctrl-C reaches the supervisor alone, which then stops them in order.
 If the supervisor is killed, the kernel sends them SIGTERM (Linux), and the private server stays until they have ended, as
@@ -6,6 +6,8 @@ each holds a share in it.
 
 A child writes a line to the descriptor named by ``DUETIME_READY_FD`` when it is so far: ``open`` when it has its input for
 itself, ``up`` when it works. Drain is started when ingest is ``open``: a second copy, whose input is taken, takes no messages.
+
+The dashboard is started when ingest is ``up``, with a higher niceness, so that no message waits for it; messages go on without it.
 """
 
 import contextlib
@@ -20,7 +22,9 @@ from pathlib import Path
 
 from pipeline import __version__
 from pipeline.config import RedisSettings, Settings
+from pipeline.core.errors import ConfigError
 from pipeline.core.text import redact_url
+from pipeline.runtime.dashboard import Dashboard
 from pipeline.runtime.process import dies_with_parent, wait_until
 from pipeline.runtime.server import PrivateServer, call_server
 from pipeline.runtime.submit import Program, plan_program
@@ -28,6 +32,7 @@ from pipeline.store.keys import keys_of
 
 STOP_TIMEOUT_S = 30.0
 REST_TIMEOUT_S = 5.0
+NICENESS = 10  # of the dashboard
 REPORT_S = 5.0  # how often a start that takes long is reported
 POLL_S = 0.02
 READY_FD = "DUETIME_READY_FD"
@@ -42,7 +47,7 @@ def say(text: str) -> None:
 
 @dataclass(slots=True)
 class Child:
-    """One of the two jobs. ``ready_fd`` is our end of its pipe, ``reached`` what it has written there."""
+    """One of the jobs. ``ready_fd`` is our end of its pipe, ``reached`` what it has written there."""
 
     name: str
     process: subprocess.Popen[bytes]
@@ -51,8 +56,16 @@ class Child:
     reached: bytes = b""
 
     @classmethod
-    def start(cls, name: str, program: Program, *, stdout: int | None, share_fds: Sequence[int]) -> "Child":
+    def start(
+        cls, name: str, program: Program, *, stdout: int | None, share_fds: Sequence[int], niceness: int = 0
+    ) -> "Child":
         """Start ``program``; it inherits ``share_fds`` and its end of the pipe, and no other descriptor."""
+        bind_to_us = dies_with_parent()
+
+        def arrange() -> None:
+            os.nice(niceness)
+            bind_to_us()
+
         ready_fd, child_fd = os.pipe()
         os.set_blocking(ready_fd, False)
         try:
@@ -63,7 +76,7 @@ class Child:
                 stdout=stdout,
                 pass_fds=(child_fd, *share_fds),
                 start_new_session=True,
-                preexec_fn=dies_with_parent(),  # noqa: PLW1509 (there are no threads)
+                preexec_fn=arrange,  # noqa: PLW1509 (there are no threads)
             )
         finally:
             os.close(child_fd)
@@ -116,6 +129,7 @@ def supervise(root: Path, settings: Settings) -> int:
             name: plan_program([str(root / "jobs" / f"{name}.py")], environ, root=root, state_dir=state_dir)
             for name in ("ingest", "drain")
         }
+        dashboard = Dashboard(state_dir, settings.api.port)
         inbox = _find_inbox(settings)
         sample = root / "conf" / "sample.jsonl" if server and wants_sample(server, settings.redis) else None
         say(f"Duetime {__version__} is starting: some 15 seconds, up to a minute on a busy machine. Ctrl-C stops it.")
@@ -127,11 +141,16 @@ def supervise(root: Path, settings: Settings) -> int:
             # stdout is for messages alone: drain has it, and what ingest prints goes to stderr.
             stdout = None if name == "drain" else sys.stderr.fileno()
             share_fds = [server.users_fd] if server else []
-            children.append(Child.start(name, programs[name], stdout=stdout, share_fds=share_fds))
+            program, niceness = programs.get(name), 0
+            if program is None:
+                own = {**environ, **dashboard.open()}
+                program = plan_program([str(root / "jobs" / "serve.py")], own, root=root, state_dir=state_dir)
+                niceness = NICENESS
+            children.append(Child.start(name, program, stdout=stdout, share_fds=share_fds, niceness=niceness))
             return children[-1]
 
         try:
-            exit_code = _watch(start, children, stops, sample, inbox)
+            exit_code = _watch(start, children, stops, dashboard, sample, inbox)
         finally:
             _stop_children(children, stops)
     say("Stopped.")
@@ -161,30 +180,70 @@ def _find_inbox(settings: Settings) -> Path | None:
 
 
 def _watch(
-    start: Callable[[str], Child], children: list[Child], stops: list[int], sample: Path | None, inbox: Path | None
+    start: Callable[[str], Child],
+    children: list[Child],
+    stops: list[int],
+    dashboard: Dashboard,
+    sample: Path | None,
+    inbox: Path | None,
 ) -> int:
-    """Start ingest, then drain, and watch both until the end. Returns the exit code."""
+    """Start ingest, then drain, then the dashboard, and watch them until the end. Returns the exit code."""
     ingest = start("ingest")
     up: list[Child] = []
     next_report_s = REPORT_S
+    showing = _Showing(start, dashboard)
     while not stops:
         if len(children) == 1 and ingest.has_reached(b"open"):
             start("drain")
+        showing.step(ingest in up)
         for child in children:
+            if child is showing.child:
+                continue
             if child not in up and child.has_reached(b"up"):
                 up.append(child)
                 say(f"{child.name} is up ({child.seconds():.1f} s).")
                 if child is ingest and sample and inbox:
                     drop_sample(sample, inbox)
             if (code := child.process.poll()) is not None:
-                how = f"with exit code {code}" if code >= 0 else f"by signal {-code} ({signal.strsignal(-code)})"
-                say(f"{child.name} ended by itself, {how}: stopping the rest; what it printed above says why.")
+                say(f"{child.name} ended by itself, {_how(code)}: stopping the rest; what it printed above says why.")
                 return 2 if code == 2 else 1
         if ingest not in up and ingest.seconds() >= next_report_s:
             say(f"Spark is starting ... {next_report_s:.0f} s")
             next_report_s += REPORT_S
         time.sleep(POLL_S)
     return 0
+
+
+@dataclass(slots=True)
+class _Showing:
+    """Starts the dashboard when it is time and says where it is, or that it has ended: nothing of that is a reason to stop."""
+
+    start: Callable[[str], Child]
+    dashboard: Dashboard
+    child: Child | None = None
+    is_given_up: bool = False
+
+    def step(self, is_time: bool) -> None:
+        """Do what is to be done now."""
+        if self.is_given_up or (self.child is None and not is_time):
+            return
+        if self.child is None:
+            try:
+                self.child = self.start("serve")
+            except (OSError, ConfigError) as error:
+                self._give_up(str(error).rstrip("."))
+        elif b"up" not in self.child.reached and self.child.has_reached(b"up"):
+            say(f"Dashboard: {self.dashboard.address()}")
+        elif (code := self.child.process.poll()) is not None:
+            self._give_up(f"it ended {_how(code)}, and what it printed above says why")
+
+    def _give_up(self, why: str) -> None:
+        self.is_given_up = True
+        say(f"There is no dashboard: {why}. Messages go on without it.")
+
+
+def _how(code: int) -> str:
+    return f"with exit code {code}" if code >= 0 else f"by signal {-code} ({signal.strsignal(-code)})"
 
 
 def _stop_children(children: list[Child], stops: list[int]) -> None:

@@ -85,9 +85,15 @@ class MessagesById:
         """Do with messages what ``cancel`` does, hundreds in a round trip, each for itself; raises as ``cancel``."""
         return self._many("cancel", names)
 
-    def _many(self, verb: str, names: Sequence[str]) -> list[Found]:
+    def reschedule_many(self, names: Sequence[str], due_ms: int) -> list[Found]:
+        """Do with messages what ``reschedule`` does, hundreds in a round trip, each for itself; raises as ``reschedule``."""
+        return self._many("reschedule", names, due_ms)
+
+    def _many(self, verb: str, names: Sequence[str], due_ms: int | None = None) -> list[Found]:
         pages = (names[first : first + CHANGES_MAX] for first in range(0, len(names), CHANGES_MAX))
-        return [found for page in pages for found in self._follow_all([self._by_id(verb, name) for name in page])]
+        return [
+            found for page in pages for found in self._follow_all([self._by_id(verb, name, due_ms) for name in page])
+        ]
 
     def cancel(self, name: str, in_any_case: bool = False, if_versions: Collection[str] = ()) -> Found:
         """Take a message out of the schedule: it is never delivered, also not when its file is read again.

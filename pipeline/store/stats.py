@@ -27,7 +27,8 @@ class Stats:
     scheduled and not held, None if nothing is. ``overdue_ms`` is how late the oldest message is that is scheduled or in flight,
     0 if none is; ``late`` how many of these were due more than ``LATE_MS`` ago: of a claim all, if its first was.
     ``dead`` are the dead letters that are there, ``counters`` the totals of the namespace. ``outbox`` are those that have left
-    the schedule and wait to be written to Kafka, the oldest for ``outbox_ms``.
+    the schedule and wait to be written to Kafka, the oldest for ``outbox_ms``. ``buckets`` has the number of messages of each ten
+    minutes by their start, without those that are held.
     """
 
     now_ms: int
@@ -41,6 +42,7 @@ class Stats:
     counters: Mapping[str, int]
     outbox: int = 0
     outbox_ms: int = 0
+    buckets: Mapping[int, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,11 +76,13 @@ def read_stats(client: Any, shards: Sequence[Keys], now_ms: int | None = None) -
     """
     now_ms = server_ms(client) if now_ms is None else now_ms
     looks, outboxes, counters = [], [], Counter[str]()
+    buckets = Counter[int]()
     held = in_flight = late = dead = 0
     with translated_errors():
         for keys in shards:
             look = _look(client, keys)
             looks.append(look)
+            buckets.update(look.buckets)
             lengths = [length // 2 for length in ask_each(client, ("LLEN",), look.claims)]
             in_flight += sum(lengths)
             dues = zip(lengths, look.claimed_due_ms, strict=True)
@@ -92,7 +96,7 @@ def read_stats(client: Any, shards: Sequence[Keys], now_ms: int | None = None) -
             counters.update({name.decode(): int(value) for name, value in client.hgetall(keys.counters()).items()})
     return Stats(
         now_ms=now_ms,
-        scheduled=sum(sum(look.buckets.values()) for look in looks) + held,
+        scheduled=sum(buckets.values()) + held,
         held=held,
         in_flight=in_flight,
         late=late,
@@ -102,6 +106,7 @@ def read_stats(client: Any, shards: Sequence[Keys], now_ms: int | None = None) -
         counters=counters,
         outbox=sum(length for length, _ in outboxes),
         outbox_ms=_outbox_ms(outboxes, now_ms),
+        buckets=buckets,
     )
 
 

@@ -131,20 +131,31 @@ class Topics:
         Raises:
             StoreError: no answer, or an error.
         """
-        counts = []
-        paused: list[int] = []
+        return self.look_many([topic])[0]
+
+    def look_many(self, topics: Sequence[str]) -> list[TopicInfo]:
+        """Count what there is of each of some topics, in a round trip a shard. Not atomic.
+
+        Raises:
+            StoreError: no answer, or an error.
+        """
+        found: list[Any] = []
         with translated_errors():
             for keys in self._shards:
                 pipeline = self._client.pipeline(transaction=False)
-                pipeline.xlen(keys.stream(topic))
-                pipeline.zcard(keys.held(topic))
-                pipeline.xlen(keys.dead(topic))
-                pipeline.hget(keys.pauses(), topic)
-                *numbers, since = pipeline.execute()
-                counts.append(numbers)
-                paused += [] if since is None else [int(since)]
-        in_stream, held, dead = (sum(column) for column in zip(*counts, strict=True))
-        return TopicInfo(topic, in_stream, held, dead, min(paused, default=None))
+                for topic in topics:
+                    pipeline.xlen(keys.stream(topic))
+                    pipeline.zcard(keys.held(topic))
+                    pipeline.xlen(keys.dead(topic))
+                    pipeline.hget(keys.pauses(), topic)
+                found.append(pipeline.execute())
+        infos = []
+        for first, topic in enumerate(topics):
+            rows = [values[4 * first : 4 * first + 4] for values in found]
+            in_stream, held, dead = (sum(row[column] for row in rows) for column in range(3))
+            paused_ms = min((int(row[3]) for row in rows if row[3] is not None), default=None)
+            infos.append(TopicInfo(topic, in_stream, held, dead, paused_ms))
+        return infos
 
     def now_ms(self) -> int:
         """Return the server's clock, epoch ms.

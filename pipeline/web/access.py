@@ -53,6 +53,7 @@ class Access:
                 f"Others can reach {settings.host}: name a file of tokens with --tokens, or listen on 127.0.0.1 or a unix socket."
             )
         self._tokens = [(digest.encode(), caller) for digest, caller in tokens]
+        self.takes_tokens = bool(tokens)
         listed = [name.strip().lower() for name in settings.hosts.split(",") if name.strip()]
         own = f"[{settings.host}]" if ":" in settings.host else settings.host.lower()
         self._hosts = frozenset(name.encode() for name in listed or ["localhost", "127.0.0.1", "[::1]", own])
@@ -66,15 +67,42 @@ class Access:
         Raises:
             Problem: ``wrong_host``, ``foreign_origin``.
         """
-        host = headers.get(b"host", b"").lower()
-        if _PORT.sub(b"", host) not in self._hosts:
+        self.check_host(headers)
+        if not _is_own_origin(headers) or (
+            b"origin" not in headers and headers.get(b"sec-fetch-site", b"none") not in (b"same-origin", b"none")
+        ):
+            raise _foreign()
+
+    def check_host(self, headers: Headers) -> None:
+        """Refuse a request under a name that is not ours.
+
+        Raises:
+            Problem: ``wrong_host``.
+        """
+        if _PORT.sub(b"", headers.get(b"host", b"").lower()) not in self._hosts:
             raise Problem("wrong_host", "Name this server as api.hosts has it.", closes=True)
-        origin = headers.get(b"origin")
-        if origin is not None:
-            if origin.lower() not in (b"http://" + host, b"https://" + host):
-                raise Problem("foreign_origin", "Only pages of this server may send requests.", closes=True)
-        elif headers.get(b"sec-fetch-site", b"none") not in (b"same-origin", b"none"):
-            raise Problem("foreign_origin", "Only pages of this server may send requests.", closes=True)
+
+    def check_visit(self, headers: Headers, changes: bool) -> bool:
+        """Refuse what a foreign web page sends to a page of ours; a form must say that it comes from us.
+
+        Returns:
+            Whether it is one of ours that asks. If not, a link of another site was followed, and the browser has kept our cookies.
+        Raises:
+            Problem: ``wrong_host``, ``foreign_origin``.
+        """
+        self.check_host(headers)
+        site = headers.get(b"sec-fetch-site")
+        if not _is_own_origin(headers):
+            raise _foreign()
+        if changes:
+            if (b"origin" not in headers and site is None) or site not in (None, b"same-origin"):
+                raise _foreign()
+            return True
+        if site in (None, b"same-origin", b"none"):
+            return True
+        if (headers.get(b"sec-fetch-mode"), headers.get(b"sec-fetch-dest")) != (b"navigate", b"document"):
+            raise _foreign()
+        return False
 
     def check_caller(self, headers: Headers, right: Right) -> Caller:
         """Return who asks.
@@ -83,23 +111,40 @@ class Access:
             Problem: ``no_token``, ``not_allowed``, ``rate_exceeded``.
         """
         caller = self._find(headers.get(b"authorization", b"")) if self._tokens else ANYBODY
+        self.check_right(caller, right)
+        return caller
+
+    def check_right(self, caller: Caller, right: Right) -> None:
+        """Refuse who may not do something, or does too much.
+
+        Raises:
+            Problem: ``not_allowed``, ``rate_exceeded``.
+        """
         if right not in caller.rights:
             raise Problem("not_allowed", f"The token {caller.name} does not have the right {right}.", closes=True)
         if self._rate:
             self._count(caller.name)
-        return caller
+
+    def place_of(self, token: bytes) -> int | None:
+        """Return the place of a token in the file of tokens; None if it is not there."""
+        digest = hashlib.sha256(token).hexdigest().encode()
+        found = None
+        for place, (known, _) in enumerate(self._tokens):  # all of them, so that the time says nothing
+            if hmac.compare_digest(known, digest):
+                found = place
+        return found
+
+    def caller_at(self, place: int) -> Caller:
+        """Return who has the token at a place of the file."""
+        return self._tokens[place][1]
 
     def _find(self, authorization: bytes) -> Caller:
         token = _BEARER.fullmatch(authorization)
-        digest = hashlib.sha256(token[1] if token else b"").hexdigest().encode()
-        found = None
-        for known, caller in self._tokens:  # all of them, so that the time says nothing
-            if hmac.compare_digest(known, digest):
-                found = caller
-        if token is None or found is None:
+        place = self.place_of(token[1] if token else b"")
+        if token is None or place is None:
             how = {"WWW-Authenticate": "Bearer"}
             raise Problem("no_token", "Send the header Authorization: Bearer TOKEN.", headers=how, closes=True)
-        return found
+        return self.caller_at(place)
 
     def _count(self, name: str) -> None:
         now = self._now_sec()
@@ -108,6 +153,16 @@ class Access:
         self._buckets[name] = (max(0.0, left - 1), now)
         if left < 1:
             raise Problem("rate_exceeded", f"A token may make {self._rate} requests a second.", closes=True)
+
+
+def _is_own_origin(headers: Headers) -> bool:
+    """Say whether an origin, if one is named, is ours."""
+    host, origin = headers.get(b"host", b"").lower(), headers.get(b"origin")
+    return origin is None or origin.lower() in (b"http://" + host, b"https://" + host)
+
+
+def _foreign() -> Problem:
+    return Problem("foreign_origin", "Only pages of this server may send requests.", closes=True)
 
 
 def read_tokens(path: str) -> list[tuple[str, Caller]]:

@@ -1,18 +1,19 @@
-"""From a request to its handler: host and origin, route, right, answer, count, log."""
+"""From a request to its handler, of the API or of a page: host and origin, route, right, answer, count, log."""
 
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from starlette.responses import Response
 from starlette.routing import Route, Router
 
-from pipeline.web import batches, dead, messages, probes, topics
+from pipeline.web import actions, batches, dead, messages, pages, probes, topics
 from pipeline.web.access import Access, Right
 from pipeline.web.api import Api, problem_of
 from pipeline.web.call import Call, ClientGone, problem_answer
 from pipeline.web.problems import Problem
+from pipeline.web.site import Site, Visitor
 
 NO_ROUTE: Final = "-"
 
@@ -62,26 +63,114 @@ OPERATIONS: Final[Mapping[str, Mapping[str, Operation]]] = {
 }
 
 
+PageHandler = Callable[[Site, Call, Visitor], Awaitable[Response]]
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """A page, or what its form does, and the right that it takes; what ``changes`` something is also what asks before that."""
+
+    handler: PageHandler
+    right: Right | None
+    changes: bool = False
+
+
+PAGES: Final[Mapping[str, Mapping[str, Page]]] = {
+    "/": {"GET": Page(pages.overview, "read")},
+    "/login": {"POST": Page(actions.log_in, None)},
+    "/logout": {"POST": Page(actions.log_out, None)},
+    "/messages": {"GET": Page(pages.list_messages, "read")},
+    "/messages/{id}": {
+        "GET": Page(pages.show_message, "read"),
+        "POST": Page(actions.change_message, "schedule", changes=True),
+    },
+    "/find": {"GET": Page(pages.find, "read")},
+    "/topics": {"GET": Page(pages.list_topics, "read")},
+    "/topics/{topic}": {
+        "GET": Page(pages.show_topic, "read"),
+        "POST": Page(actions.pause, "operate", changes=True),
+    },
+    "/dead": {"GET": Page(pages.list_dead, "read")},
+    "/letter": {"GET": Page(pages.show_letter, "read")},
+    "/loops": {"GET": Page(pages.loops, "read")},
+    "/try": {
+        "GET": Page(actions.show_try, "schedule", changes=True),
+        "POST": Page(actions.schedule, "schedule", changes=True),
+    },
+    "/change/messages": {
+        "GET": Page(actions.confirm_messages, "schedule", changes=True),
+        "POST": Page(actions.change_messages, "schedule", changes=True),
+    },
+    "/change/dead": {
+        "GET": Page(actions.confirm_dead, "operate", changes=True),
+        "POST": Page(actions.change_dead, "operate", changes=True),
+    },
+    "/live": {"GET": Page(pages.live, "read")},
+    "/static/{name}": {"GET": Page(pages.static, None)},
+}
+
+
 class _Resource:
     """What is behind one route: an ASGI application that leaves its answer in the scope."""
 
     def __init__(self, app: "App", template: str, operations: Mapping[str, Operation]) -> None:
         self._app = app
         self._template = template
-        self._operations = operations
+        self.operations = operations
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         exchange: _Exchange = scope["duetime"]
         exchange.route = self._template
         call = exchange.call
         call.path = scope["path_params"]
-        operation = self._operations.get("GET" if call.method == "HEAD" else call.method)
-        if operation is None:
-            allowed = {"Allow": ", ".join(self._operations)}
-            raise Problem("wrong_method", f"It takes {allowed['Allow']}.", headers=allowed, closes=True)
+        self._app.access.check_source(call.headers)
+        operation = _operation_of(self.operations, call.method)
         if operation.right is not None:
             exchange.caller = self._app.access.check_caller(call.headers, operation.right).name
         exchange.response = await operation.handler(self._app.api, call)
+
+
+class _Page:
+    """The same of a page."""
+
+    def __init__(self, app: "App", template: str, operations: Mapping[str, Page]) -> None:
+        self._site = app.site
+        self._template = template
+        self.operations = operations
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        site, exchange = self._site, scope["duetime"]
+        exchange.route, exchange.is_page = self._template, True
+        call = exchange.call
+        call.path = scope["path_params"]
+        page = _operation_of(self.operations, call.method)
+        if not site.access.check_visit(call.headers, changes=call.method not in ("GET", "HEAD")):
+            exchange.response = site.again(call)
+            return
+        visitor = exchange.visitor = site.visitor(call)
+        if self._template == "/" and (token := call.quiet_parameters().get("token")):
+            exchange.response = site.enter(call, visitor, token)
+            return
+        if page.right is not None:
+            site.check(visitor, page.right)
+        exchange.caller = visitor.name
+        exchange.response = await page.handler(site, call, visitor)
+
+
+AnyOperation = TypeVar("AnyOperation", Operation, Page)
+
+
+def _operation_of(operations: Mapping[str, AnyOperation], method: str) -> AnyOperation:
+    """Return what a method does.
+
+    Raises:
+        Problem: ``wrong_method``.
+    """
+    operation = operations.get("GET" if method == "HEAD" else method)
+    if operation is None:
+        allowed = {"Allow": ", ".join(operations)}
+        raise Problem("wrong_method", f"It takes {allowed['Allow']}.", headers=allowed, closes=True)
+    return operation
 
 
 @dataclass(slots=True)
@@ -92,6 +181,8 @@ class _Exchange:
     route: str = NO_ROUTE
     caller: str = ""
     response: Response | None = None
+    is_page: bool = False
+    visitor: Visitor | None = None
 
 
 class App:
@@ -100,18 +191,20 @@ class App:
     def __init__(self, api: Api, access: Access) -> None:
         self.api = api
         self.access = access
-        self._router = Router(self._routes(), redirect_slashes=False, default=_no_route)
+        self.site = Site(api, access)
+        self._router = Router(self._routes(), redirect_slashes=False, default=self._no_route)
 
     def _routes(self) -> Sequence[Route]:
         is_read_only = self.api.settings.api.read_only
-        routes = []
-        for template, all_operations in OPERATIONS.items():
-            operations = {
-                method: each for method, each in all_operations.items() if not (is_read_only and each.changes)
-            }
-            if operations:
-                routes.append(Route(template, _Resource(self, template, operations)))
-        return routes
+
+        def allowed(operations: Mapping[str, AnyOperation]) -> dict[str, AnyOperation]:
+            return {method: each for method, each in operations.items() if not (is_read_only and each.changes)}
+
+        endpoints: dict[str, Any] = {
+            template: _Resource(self, template, allowed(each)) for template, each in OPERATIONS.items()
+        }
+        endpoints |= {template: _Page(self, template, allowed(each)) for template, each in PAGES.items()}
+        return [Route(template, endpoint) for template, endpoint in endpoints.items() if endpoint.operations]
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """Answer a request."""
@@ -121,18 +214,20 @@ class App:
         exchange = _Exchange(Call(scope, receive, self.api.settings.api, self.api.reading))
         scope["duetime"] = exchange
         try:
-            self.access.check_source(exchange.call.headers)
             await self._router(scope, receive, send)
         except ClientGone:
             exchange.call.release()
             return
         except Exception as exc:
-            exchange.response = problem_answer(self._problem_of(exc, exchange))
+            problem = self._problem_of(exc, exchange)
+            exchange.response = self._page_of(problem, exchange) if exchange.is_page else problem_answer(problem)
         response = exchange.response
         assert response is not None
         ms = self.api.clock.monotonic_ms() - started_ms
         self.api.meters.count(exchange.call.method, exchange.route, response.status_code, ms / 1000)
-        log.info(
+        is_look = exchange.is_page and exchange.call.method in ("GET", "HEAD") and response.status_code < 400
+        log.log(
+            logging.DEBUG if is_look else logging.INFO,
             "%s %s %d %.1f ms %s",
             exchange.call.method,
             exchange.route,
@@ -143,6 +238,9 @@ class App:
         exchange.call.release()
         await response(scope, receive, send)
 
+    def _page_of(self, problem: Problem, exchange: _Exchange) -> Response:
+        return self.site.refuse(problem, exchange.call, exchange.visitor or self.site.visitor(exchange.call))
+
     def _problem_of(self, error: Exception, exchange: _Exchange) -> Problem:
         problem = problem_of(error)
         if problem is None:
@@ -152,6 +250,6 @@ class App:
             log.error("%s %s: %s", exchange.call.method, exchange.route, error)
         return problem
 
-
-async def _no_route(scope: Any, receive: Any, send: Any) -> None:
-    raise Problem("not_found", "The document /openapi.json lists what there is.", closes=True)
+    async def _no_route(self, scope: Any, receive: Any, send: Any) -> None:
+        self.access.check_source(scope["duetime"].call.headers)
+        raise Problem("not_found", "The document /openapi.json lists what there is.", closes=True)

@@ -2,9 +2,9 @@
 
 import asyncio
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, TypeVar
-from urllib.parse import parse_qsl
+from urllib.parse import parse_qsl, quote
 
 import msgspec
 from starlette.responses import Response
@@ -17,7 +17,9 @@ from pipeline.web.problems import Problem
 
 JSON: Final = b"application/json"
 LINES: Final = b"application/x-ndjson"
+FORM: Final = b"application/x-www-form-urlencoded"
 SMALL_BODY_BYTES_MAX: Final = 256 * 1024  # of a body that is neither a message nor a batch
+FORM_BYTES_MAX: Final = 2 * 1024 * 1024  # a message of 256 KiB has three times as many, and its headers come along
 PARAMETERS_MAX: Final = 50
 ALWAYS: Final = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
 
@@ -54,6 +56,8 @@ class Call:
         self.method: str = scope["method"]
         self.headers: dict[bytes, bytes] = dict(scope["headers"])
         self.path: Mapping[str, str] = scope.get("path_params", {})
+        self.url_path: str = scope["path"]
+        self.port: int = (scope.get("server") or (None, None))[1] or 0  # where it arrived; 0 on a unix socket
         self.held = 0  # bytes of its body
         self._query: bytes = scope["query_string"]
         self._receive = receive
@@ -68,6 +72,20 @@ class Call:
     def header(self, name: bytes) -> str:
         """Return the text of a header, "" if it is not there."""
         return self.headers.get(name, b"").decode("latin-1").strip()
+
+    @property
+    def target(self) -> str:
+        """What was asked for: path and query, as they were sent."""
+        path = quote(self.url_path, safe="/~:@!$&'()*+,;=")
+        return f"{path}?{self._query.decode('latin-1')}" if self._query else path
+
+    def cookie(self, name: str) -> str:
+        """Return the value of a cookie, "" if it is not there."""
+        for pair in self.header(b"cookie").split(";"):
+            found, _, value = pair.strip().partition("=")
+            if found == name:
+                return value
+        return ""
 
     async def body(
         self, content_type: bytes, limit: int, too_long: str = "body_too_long", packed: bool = False
@@ -141,23 +159,44 @@ class Call:
             raise Problem(Reason.UNKNOWN_FIELD, f"The field {name[:80]!r} is not one of {', '.join(names)}.")
         return found
 
+    async def form(self, *names: str) -> "Parameters":
+        """Read the body as a form, which may have these fields.
+
+        Raises:
+            Problem: it is something else, or has a field that it should not, or one of them twice.
+            ClientGone: it ended early.
+        """
+        return _parameters(await self.body(FORM, FORM_BYTES_MAX), names, "utf-8")
+
+    def quiet_parameters(self) -> dict[str, str]:
+        """Return the query whatever it is, for what a page only shows."""
+        try:
+            return dict(parse_qsl(self._query.decode("latin-1"), max_num_fields=PARAMETERS_MAX))
+        except ValueError:
+            return {}
+
     def parameters(self, *names: str) -> "Parameters":
         """Return the query, which may have these parameters.
 
         Raises:
             Problem: it has others, or one of them twice.
         """
-        try:
-            pairs = parse_qsl(self._query.decode("latin-1"), keep_blank_values=True, max_num_fields=PARAMETERS_MAX)
-        except ValueError as exc:
-            raise Problem("bad_parameter", "The query has too many parameters.") from exc
-        given = dict(pairs)
-        for name in given.keys() - {*names}:
-            takes = f"it takes {', '.join(names)}" if names else "it takes none"
-            raise Problem("bad_parameter", f"There is no parameter {name[:80]!r}; {takes}.")
-        if len(given) < len(pairs):
-            raise Problem("bad_parameter", "A parameter is there twice.")
-        return Parameters(given)
+        return _parameters(self._query, names, "latin-1")
+
+
+def _parameters(encoded: bytes, names: Sequence[str], encoding: str) -> "Parameters":
+    try:
+        text = encoded.decode(encoding, "replace")
+        pairs = parse_qsl(text, keep_blank_values=True, max_num_fields=PARAMETERS_MAX)
+    except ValueError as exc:
+        raise Problem("bad_parameter", "There are too many parameters.") from exc
+    given = dict(pairs)
+    for name in given.keys() - {*names}:
+        takes = f"it takes {', '.join(names)}" if names else "it takes none"
+        raise Problem("bad_parameter", f"There is no parameter {name[:80]!r}; {takes}.")
+    if len(given) < len(pairs):
+        raise Problem("bad_parameter", "A parameter is there twice.")
+    return Parameters(given)
 
 
 class Parameters:

@@ -1,6 +1,6 @@
 """Dead letters: list them, schedule them again, drop them."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Final
@@ -22,6 +22,9 @@ SCANNED_MAX: Final = 10_000  # letters that one request looks at
 PAGE_BYTES: Final = 4 * 1024 * 1024  # of message bodies, after which a page is full
 NAMES_MAX: Final = 1_000
 FILTERS: Final = ("topic", "group", "reason", "older_than")
+CONTENT: Final = frozenset({"message", "headers", "detail"})  # what is not shown where messages are not
+
+Act = Callable[[DeadLetters, DeadLetter, int], bool]  # at this time, epoch ms; whether it was done
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,34 +80,69 @@ async def list_page(api: Api, call: Call) -> Response:
     if cursor and after is None:
         raise Problem("bad_parameter", "The parameter cursor takes what the page before has as its cursor.")
 
-    def read() -> tuple[list[DeadLetter], DeadLetter | None]:
-        now_ms, found, size = Topics(api.client, api.shards).now_ms(), [], 0
-        for scanned, letter in enumerate(islice(_walk(api, filter_, after), SCANNED_MAX), start=1):
-            if filter_.takes(letter, now_ms):
-                found.append(letter)
-                size += len(letter.body)
-            if len(found) == limit or size >= PAGE_BYTES or scanned == SCANNED_MAX:
-                return found, letter
-        return found, None
-
-    found, last = await api.ask(read)
-    record: dict[str, Any] = {"letters": [{"name": letter.name, **letter.to_record()} for letter in found]}
+    found, last = await api.ask(lambda: read_page(api, filter_, limit, after))
+    record: dict[str, Any] = {"letters": [_listed(api, letter) for letter in found]}
     if last:
         record["cursor"] = last.name
     return answer(record)
 
 
+def _listed(api: Api, letter: DeadLetter) -> dict[str, Any]:
+    record = {"name": letter.name, **letter.to_record()}
+    return record if api.settings.api.show_messages else {key: record[key] for key in record.keys() - CONTENT}
+
+
+def read_page(
+    api: Api, filter_: Filter, limit: int, after: tuple[str, int, str] | None
+) -> tuple[list[DeadLetter], DeadLetter | None]:
+    """Return dead letters behind a place, and the last one that was looked at, None at the end.
+
+    Raises:
+        StoreError: no answer, or an error.
+    """
+    now_ms, size = Topics(api.client, api.shards).now_ms(), 0
+    found: list[DeadLetter] = []
+    for scanned, letter in enumerate(islice(_walk(api, filter_, after), SCANNED_MAX), start=1):
+        if filter_.takes(letter, now_ms):
+            found.append(letter)
+            size += len(letter.body)
+        if len(found) == limit or size >= PAGE_BYTES or scanned == SCANNED_MAX:
+            return found, letter
+    return found, None
+
+
+def count(api: Api, filter_: Filter) -> tuple[int, bool]:
+    """Return how many of the letters that one request looks at are meant, and whether there may be more.
+
+    Raises:
+        StoreError: no answer, or an error.
+    """
+    now_ms = Topics(api.client, api.shards).now_ms()
+    meant = [filter_.takes(letter, now_ms) for letter in islice(_walk(api, filter_), SCANNED_MAX + 1)]
+    return sum(meant[:SCANNED_MAX]), len(meant) > SCANNED_MAX
+
+
+def redrive_letter(letters: DeadLetters, letter: DeadLetter, now_ms: int) -> bool:
+    """Schedule a letter again."""
+    return letters.redrive(letter, now_ms)
+
+
+def purge_letter(letters: DeadLetters, letter: DeadLetter, now_ms: int) -> bool:
+    """Drop a letter."""
+    return letters.purge(letter)
+
+
 async def redrive(api: Api, call: Call) -> Response:
     """Schedule dead letters again, as due now and never tried."""
-    return await _change(api, call, "redriven", lambda letters, letter, now_ms: letters.redrive(letter, now_ms))
+    return await _answer_change(api, call, "redriven", redrive_letter)
 
 
 async def purge(api: Api, call: Call) -> Response:
     """Drop dead letters for good."""
-    return await _change(api, call, "purged", lambda letters, letter, now_ms: letters.purge(letter))
+    return await _answer_change(api, call, "purged", purge_letter)
 
 
-async def _change(api: Api, call: Call, done: str, act: Callable[[DeadLetters, DeadLetter, int], bool]) -> Response:
+async def _answer_change(api: Api, call: Call, done: str, act: Act) -> Response:
     """Do something to the letters that the body names, or to those that its filter takes."""
     call.parameters()
     fields = await call.fields("names", *FILTERS, "all", "expect")
@@ -112,9 +150,24 @@ async def _change(api: Api, call: Call, done: str, act: Callable[[DeadLetters, D
     if expected is not None and (type(expected) is not int or not 0 <= expected <= SCANNED_MAX):
         raise Problem("bad_parameter", f"The field expect takes 0 to {SCANNED_MAX}.")
     names, filter_ = _chosen(fields)
+    number, has_more = await change(api, names, filter_, expected, act)
+    return answer({done: number, "has_more": has_more})
+
+
+async def change(
+    api: Api, names: Sequence[str], filter_: Filter | None, expected: int | None, act: Act
+) -> tuple[int, bool]:
+    """Do something to the letters of some names, or, with a filter, to those that it takes of the first ``SCANNED_MAX``.
+
+    Returns:
+        To how many, and whether there may be more.
+    Raises:
+        Problem: ``count_differs``: it is another number than expected.
+        StoreError, TimeoutError: no answer, or an error: it may be done to some.
+    """
     count = 0
 
-    def change() -> tuple[int, bool]:
+    def work() -> tuple[int, bool]:
         nonlocal count
         letters = DeadLetters(api.client, api.shards)
         now_ms = Topics(api.client, api.shards).now_ms()
@@ -143,8 +196,7 @@ async def _change(api: Api, call: Call, done: str, act: Callable[[DeadLetters, D
                 count += act(letters, letter, now_ms)
         return count, has_more
 
-    number, has_more = await api.ask(change)
-    return answer({done: number, "has_more": has_more})
+    return await api.ask(work)
 
 
 def _chosen(fields: dict[str, Any]) -> tuple[list[str], Filter | None]:

@@ -16,7 +16,7 @@ from pipeline.ingest.usual_lines import USUAL_LINE_BYTES_MAX
 from pipeline.store.listing import ScheduledMessage, list_scheduled
 from pipeline.store.places import handle_of
 from pipeline.web.api import Api
-from pipeline.web.call import JSON, Call, answer
+from pipeline.web.call import JSON, Call, Parameters, answer
 from pipeline.web.lines import judge
 from pipeline.web.problems import Problem
 
@@ -26,7 +26,7 @@ PAGE_BYTES: Final = 4 * 1024 * 1024  # of message bodies, after which a page is 
 CANCELLATIONS_MAX: Final = 1_000
 
 is_id: Final = re.compile(ID_PATTERN).fullmatch
-_is_name: Final = re.compile(r"[A-Za-z0-9._:~-]{1,160}").fullmatch  # of a message: an id or a handle
+is_name: Final = re.compile(r"[A-Za-z0-9._:~-]{1,160}").fullmatch  # of a message: an id or a handle
 _TAG: Final = re.compile(r'(W/)?"([\x21\x23-\x7e]*)"')
 _CURSOR: Final = re.compile(r"([0-9]{1,15})~([0-9A-Za-z_-]{22})")
 
@@ -58,7 +58,7 @@ async def replace(api: Api, call: Call) -> Response:
         found = await api.duetime.put(message, _if_match(call))
     if found.message is None:
         raise Problem("too_late", f"It is {found.state.replace('_', ' ')}.", state=found.state)
-    return _found(name, found, 201 if found.is_new else 200)
+    return _found(api, name, found, 201 if found.is_new else 200)
 
 
 def _if_match(call: Call) -> Collection[str]:
@@ -138,7 +138,7 @@ def due_record(due_ms: int) -> dict[str, Any]:
 
 def _name(call: Call) -> str:
     name = call.path["id"]
-    if not _is_name(name):
+    if not is_name(name):
         raise _unknown()
     return name
 
@@ -147,7 +147,7 @@ def _unknown() -> Problem:
     return Problem("unknown_id", "It was never scheduled here, or is forgotten; a handle leads to what waits only.")
 
 
-def _found(name: str, found: Found, status: int = 200) -> Response:
+def _found(api: Api, name: str, found: Found, status: int = 200) -> Response:
     message = found.message
     if message is None:
         return answer({"id": name, "state": found.state}, status)
@@ -155,7 +155,7 @@ def _found(name: str, found: Found, status: int = 200) -> Response:
     headers = {"ETag": f'"{found.version}"'} if found.version else {}
     if status == 201:
         headers["Location"] = f"/v1/messages/{name}"
-    return answer(record | {"message": message.body, "headers": dict(message.headers)}, status, headers)
+    return answer(record | _content(api, message), status, headers)
 
 
 async def look(api: Api, call: Call) -> Response:
@@ -166,7 +166,7 @@ async def look(api: Api, call: Call) -> Response:
         found = await api.get(name)
     if found.state is State.UNKNOWN:
         raise _unknown()
-    return _found(name, found)
+    return _found(api, name, found)
 
 
 async def cancel(api: Api, call: Call) -> Response:
@@ -176,8 +176,8 @@ async def cancel(api: Api, call: Call) -> Response:
     versions = _if_match(call)
     async with asyncio.timeout(api.settings.api.patience_sec):
         found = await (api.duetime.cancel(name, if_versions=versions) if versions else api.cancel(name))
-    _refuse_late(found, State.CANCELLED)
-    return _found(name, found)
+    refuse_late(found, State.CANCELLED)
+    return _found(api, name, found)
 
 
 async def move(api: Api, call: Call) -> Response:
@@ -191,11 +191,16 @@ async def move(api: Api, call: Call) -> Response:
     assert isinstance(judged, Message)  # there is no field cancel or replace
     async with asyncio.timeout(api.settings.api.patience_sec):
         found = await api.duetime.reschedule(name, due=time_of_ms(judged.due_ms), if_versions=_if_match(call))
-    _refuse_late(found, State.SCHEDULED)
-    return _found(name, found)
+    refuse_late(found, State.SCHEDULED)
+    return _found(api, name, found)
 
 
-def _refuse_late(found: Found, wanted: State) -> None:
+def refuse_late(found: Found, wanted: State) -> None:
+    """Refuse what came too late.
+
+    Raises:
+        Problem: ``unknown_id``, ``too_late``.
+    """
     if found.state is State.UNKNOWN:
         raise _unknown()
     if found.state is not wanted:
@@ -210,7 +215,7 @@ async def cancel_many(api: Api, call: Call) -> Response:
     if not isinstance(names, list) or not 1 <= len(names) <= CANCELLATIONS_MAX:
         raise Problem("bad_parameter", f"The field ids takes a list of 1 to {CANCELLATIONS_MAX} ids.")
     for name in names:
-        if not isinstance(name, str) or not _is_name(name):
+        if not isinstance(name, str) or not is_name(name):
             raise Problem("bad_parameter", f"The field ids takes ids and handles, not {str(name)[:80]!r}.")
     async with asyncio.timeout(api.settings.api.patience_sec):
         found = await api.duetime.cancel_many(names)
@@ -222,21 +227,39 @@ async def list_page(api: Api, call: Call) -> Response:
     given = call.parameters("from", "to", "topic", "limit", "cursor")
     from_ms, until_ms = given.time_ms("from", 0), given.time_ms("to", DUE_MS_MAX)
     topic, limit = given.topic("topic"), given.number("limit", PAGE, 1, PAGE_MAX)
-    cursor = _CURSOR.fullmatch(given.text("cursor"))
-    if given.text("cursor") and cursor is None:
-        raise Problem("bad_parameter", "The parameter cursor takes what the page before has as its cursor.")
-    after = (int(cursor[1]), cursor[2]) if cursor else None
-    found, last = await api.ask(lambda: _read_page(api, from_ms, until_ms, topic, limit, after))
-    record: dict[str, Any] = {"messages": [_listed(each) for each in found]}
+    after = read_cursor(given)
+    found, last = await api.ask(lambda: read_page(api, from_ms, until_ms, topic, limit, after))
+    record: dict[str, Any] = {"messages": [_listed(api, each) for each in found]}
     if last:
-        record["cursor"] = f"{last.due_ms}~{last.message_id}"
+        record["cursor"] = cursor_of(last)
     return answer(record)
 
 
-def _read_page(
+def read_cursor(given: Parameters) -> tuple[int, str] | None:
+    """Return the place behind which a page begins, None for the first one.
+
+    Raises:
+        Problem: ``bad_parameter``.
+    """
+    cursor = _CURSOR.fullmatch(given.text("cursor"))
+    if given.text("cursor") and cursor is None:
+        raise Problem("bad_parameter", "The parameter cursor takes what the page before has as its cursor.")
+    return (int(cursor[1]), cursor[2]) if cursor else None
+
+
+def cursor_of(last: ScheduledMessage) -> str:
+    """Return the cursor of the page behind a message."""
+    return f"{last.due_ms}~{last.message_id}"
+
+
+def read_page(
     api: Api, from_ms: int, until_ms: int, topic: str, limit: int, after: tuple[int, str] | None
 ) -> tuple[list[ScheduledMessage], ScheduledMessage | None]:
-    """Return messages, and the last one that was looked at, None at the end."""
+    """Return messages, and the last one that was looked at, None at the end.
+
+    Raises:
+        StoreError: no answer, or an error.
+    """
     found: list[ScheduledMessage] = []
     size = 0
     walk = list_scheduled(api.client, api.shards, from_ms, until_ms, after)
@@ -249,7 +272,12 @@ def _read_page(
     return found, None
 
 
-def _listed(each: ScheduledMessage) -> dict[str, Any]:
+def _listed(api: Api, each: ScheduledMessage) -> dict[str, Any]:
     message = each.message
     record = {"id": each.id, "topic": message.topic, "state": State.SCHEDULED, **due_record(each.due_ms)}
-    return record | {"message": message.body, "headers": dict(message.headers)}
+    return record | _content(api, message)
+
+
+def _content(api: Api, message: Message) -> dict[str, Any]:
+    """Return what a message holds, if that is shown."""
+    return {"message": message.body, "headers": dict(message.headers)} if api.settings.api.show_messages else {}

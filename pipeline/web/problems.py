@@ -16,6 +16,7 @@ WORDS: Final[Mapping[str, tuple[int, str]]] = {
     "no_token": (401, "The request has no token, or one that is not known"),
     "not_allowed": (403, "The token does not have the right that this takes"),
     "foreign_origin": (403, "The request comes from a web page of somebody else"),
+    "stale_form": (403, "The form is not one of this session"),
     "not_found": (404, "There is no such resource"),
     "unknown_id": (
         404,
@@ -26,7 +27,7 @@ WORDS: Final[Mapping[str, tuple[int, str]]] = {
     "id_in_use": (409, "Another message waits with this id"),
     "too_late": (409, "The message does not wait any more"),
     "version_differs": (412, "The message that waits is not the version that If-Match names"),
-    "count_differs": (412, "The filter matches another number of dead letters than expected"),
+    "count_differs": (412, "The filter matches another number of messages or dead letters than expected"),
     "body_too_long": (413, "The body is longer than allowed"),
     "wrong_content_type": (415, "The body has another content type, or coding, than this takes"),
     "wrong_host": (421, "The Host header names no host of this server"),

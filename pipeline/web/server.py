@@ -35,8 +35,11 @@ log = logging.getLogger(__name__)
 class Server(uvicorn.Server):
     """Ends when a stop is requested; signals are left to whoever requests it."""
 
-    def __init__(self, config: uvicorn.Config, stopping: Callable[[], bool], on_ready: Callable[[], object]) -> None:
+    def __init__(
+        self, config: uvicorn.Config, app: App, stopping: Callable[[], bool], on_ready: Callable[[], object]
+    ) -> None:
         super().__init__(config)
+        self._app = app
         self._stopping = stopping
         self._on_ready = on_ready
 
@@ -51,8 +54,11 @@ class Server(uvicorn.Server):
         self._on_ready()
 
     async def on_tick(self, counter: int) -> bool:
-        """Say whether it is time to end."""
-        return await super().on_tick(counter) or self._stopping()
+        """Say whether it is time to end; what would never end by itself is ended then."""
+        is_over = await super().on_tick(counter) or self._stopping()
+        if is_over:
+            self._app.site.hub.close()
+        return is_over
 
 
 async def serve(
@@ -79,9 +85,10 @@ async def serve(
     open_duetime = partial(Duetime.over, client, settings, limits.patience_sec, limits.wait_for_disk)
     async with AsyncDuetime.over(open_duetime) as duetime:
         api = Api(settings, duetime, client, keys_of(settings.redis), clock)
+        app = App(api, access)
         server = Server(
             uvicorn.Config(
-                App(api, access),
+                app,
                 http=partial(BoundedProtocol, limits),  # type: ignore[arg-type]
                 ws="none",
                 loop="asyncio",
@@ -95,6 +102,7 @@ async def serve(
                 timeout_keep_alive=limits.keep_alive_sec,
                 timeout_graceful_shutdown=round(limits.patience_sec) + STOP_SEC,
             ),
+            app,
             stopping,
             on_ready,
         )

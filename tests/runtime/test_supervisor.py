@@ -1,6 +1,9 @@
+import hashlib
 import os
+import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -10,6 +13,7 @@ import pytest
 
 from pipeline.runtime.server import PrivateServer, call_server, private_server
 from pipeline.runtime.supervisor import drop_sample
+from pipeline.web.access import read_tokens
 
 Wait = Callable[..., None]
 Processes = Callable[[str], list]
@@ -53,24 +57,27 @@ DEAF = JOB.replace("signal.signal(signal.SIGTERM, stop)", "signal.signal(signal.
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    """A checkout whose two jobs are stubs."""
+    """A checkout whose jobs are stubs."""
     for folder in ("jobs", "conf"):
         (tmp_path / folder).mkdir()
     shutil.copy(ROOT / "conf" / "sample.jsonl", tmp_path / "conf")
-    for name in ("ingest", "drain"):
+    for name in ("ingest", "drain", "serve"):
         (tmp_path / "jobs" / f"{name}.py").write_text(JOB)
     return tmp_path
 
 
 @pytest.fixture
 def start(root: Path, spawn: Start, wait_for: Wait, processes: Processes) -> Start:
-    """Start the supervisor; with ``wait``, return when both jobs are up."""
+    """Start the supervisor; with ``wait``, return when all jobs are up."""
 
     def start_supervisor(*, wait: bool = True, **environ: str) -> subprocess.Popen[bytes]:
         supervisor = spawn([sys.executable, "-c", SUPERVISE, str(root)], **environ)
         if wait:
+            words = r"ingest is up.*^(Dashboard: |There is no dashboard: )"
             said = root / "stderr"
-            wait_for(lambda: "ingest is up" in said.read_text() and "drain is up" in said.read_text(), "both are up")
+            wait_for(
+                lambda: re.search(words, said.read_text(), re.M | re.S) and "drain is up" in said.read_text(), "all are"
+            )
         return supervisor
 
     return start_supervisor
@@ -95,9 +102,63 @@ def test_a_stop_signal_ends_everything_in_order_with_exit_code_0(
     assert supervisor.wait(20) == 0
     url = f"unix://{root}/.duetime/server/redis.sock"
     assert sorted(read_notes(root)) == sorted(
-        f"{name} {note}" for name in ("ingest", "drain") for note in (url, "signal 15 +PONG")
-    ), "both used the private server, and had it until they ended"
+        f"{name} {note}" for name in ("ingest", "drain", "serve") for note in (url, "signal 15 +PONG")
+    ), "all used the private server, and had it until they ended"
     assert processes("") == []
+
+
+SETTINGS = "note(' '.join(os.environ['DUETIME_API_' + name] for name in ('HOST', 'PORT', 'TOKENS')) + f' {os.nice(0)}')"
+SERVE = JOB.replace("note(os.environ", f"{SETTINGS}\nnote(os.environ")
+
+
+def test_the_dashboard_is_for_who_has_started_it_alone(root: Path, start: Start, wait_for: Wait) -> None:
+    (root / "jobs" / "serve.py").write_text(SERVE)
+    tokens = root / ".duetime" / "dashboard.tokens"
+    tokens.parent.mkdir()
+    tokens.write_text("of the start before")
+    tokens.chmod(0o644)
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        taken_port = taken.getsockname()[1]
+        start(DUETIME_API_PORT=str(taken_port), DUETIME_API_HOST="0.0.0.0")
+    wait_for(lambda: "Dashboard: " in (root / "stderr").read_text(), "its address is printed")
+    address = r"^Dashboard: http://127\.0\.0\.1:(\d+)/\?token=([\w-]{32})$"
+    [(port, token)] = re.findall(address, (root / "stderr").read_text(), re.M)
+    assert int(port) != taken_port
+    assert tokens.stat().st_mode & 0o777 == 0o600
+    assert token not in tokens.read_text()
+    [(digest, caller)] = read_tokens(str(tokens))
+    assert digest == hashlib.sha256(token.encode()).hexdigest()
+    assert caller.rights == {"schedule", "read", "operate"}
+    assert f"serve 127.0.0.1 {port} {tokens} 10" in read_notes(root)
+
+
+def test_messages_go_on_without_a_dashboard(root: Path, start: Start, wait_for: Wait, processes: Processes) -> None:
+    said = root / "stderr"
+    supervisor = start()
+    processes("jobs/serve.py")[0].kill()
+    wait_for(lambda: "There is no dashboard" in said.read_text(), "it is said")
+    assert "it ended by signal 9 (Killed)" in said.read_text()
+    assert processes("jobs/drain.py") and processes("jobs/ingest.py")
+    supervisor.terminate()
+    assert supervisor.wait(20) == 0
+    assert said.read_text().count("There is no dashboard") == 1
+
+
+@pytest.mark.parametrize("trouble", ["none", "fails", "no file"])
+def test_a_dashboard_that_does_not_start_is_one_line(root: Path, start: Start, trouble: str) -> None:
+    if trouble == "none":
+        (root / "jobs" / "serve.py").unlink()
+    elif trouble == "fails":
+        (root / "jobs" / "serve.py").write_text("raise SystemExit(2)")
+    else:
+        (root / ".duetime" / "dashboard.tokens").mkdir(parents=True)
+    supervisor = start()
+    supervisor.terminate()
+    assert supervisor.wait(20) == 0
+    [line] = [line for line in (root / "stderr").read_text().splitlines() if "There is no dashboard: " in line]
+    assert line.endswith("Messages go on without it.")
 
 
 def test_stdout_is_for_what_drain_prints_alone(root: Path, start: Start) -> None:
@@ -248,7 +309,7 @@ def test_when_the_supervisor_is_killed_everything_ends_and_the_jobs_have_the_ser
     supervisor.kill()
     supervisor.wait()
     wait_for(lambda: not processes("jobs/") and not processes("valkey-server"), "jobs, daemon and server are gone")
-    assert {"ingest signal 15 +PONG", "drain signal 15 +PONG"} < set(read_notes(root))
+    assert {f"{name} signal 15 +PONG" for name in ("ingest", "drain", "serve")} < set(read_notes(root))
 
 
 def test_a_second_stop_signal_kills_a_job_that_does_not_stop(
