@@ -19,6 +19,7 @@ BENCHMARKS = (
     "kafka",
     "client",
     "api",
+    "pages",
 )  # bench/<name>.py with run(Options) -> Result and tables(Result) -> str
 OTHERS = ("profile", "report")
 

@@ -13,6 +13,7 @@ from pipeline.store.keys import Keys
 from pipeline.store.scripts import Scripts, run_script
 
 PAGE = 100  # letters a round trip
+TOPICS_AHEAD, LETTERS_AHEAD = 20, 25  # topics, and letters of each, that are read at once
 _NAME = re.compile(r"(.+)/([0-9]{1,2})/([0-9]{1,19}-[0-9]{1,19})", re.DOTALL)
 
 
@@ -42,6 +43,36 @@ class DeadLetters:
                 if len(page) < PAGE:
                     break
                 start = f"({page[-1][0].decode()}"
+
+    def of_topics(self, topics: Sequence[str], after: tuple[str, int, str] | None = None) -> Iterator[DeadLetter]:
+        """Walk the dead letters of some topics, in the order of the topics, each as ``of_topic`` does.
+
+        Args:
+            topics: in order of their names.
+
+            after: topic, shard and entry of the last one that the caller has seen.
+        """
+        if after is not None:
+            if after[0] in topics:
+                yield from self.of_topic(after[0], after[1:])
+            topics = [topic for topic in topics if topic > after[0]]
+        for first in range(0, len(topics), TOPICS_AHEAD):
+            places = [
+                (topic, shard) for topic in topics[first : first + TOPICS_AHEAD] for shard in range(len(self._shards))
+            ]
+            with translated_errors():
+                pipeline = self._client.pipeline(transaction=False)
+                for topic, shard in places:
+                    pipeline.xrange(self._shards[shard].dead(topic), count=LETTERS_AHEAD)
+                pages = pipeline.execute()
+            finished = ""
+            for (topic, shard), page in zip(places, pages, strict=True):
+                if topic == finished:
+                    continue
+                yield from (_letter(shard, topic, entry_id.decode(), fields) for entry_id, fields in page)
+                if len(page) == LETTERS_AHEAD:  # there may be more of it
+                    yield from self.of_topic(topic, (shard, page[-1][0].decode()))
+                    finished = topic
 
     def find(self, name: str) -> DeadLetter | None:
         """Return the dead letter of a name, if it is there."""

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from datetime import datetime
 from heapq import merge
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 from pipeline.core.buckets import BUCKET_WIDTH_MS, bucket_start_ms
@@ -12,8 +13,10 @@ from pipeline.core.messages import Message
 from pipeline.store.connection import translated_errors
 from pipeline.store.keys import Keys
 from pipeline.store.places import handle
+from pipeline.store.stats import ask_each
 
 PAGE = 500  # members a round trip
+BUCKETS_AHEAD = 100  # of which the next page may be made
 
 
 class ScheduledMessage(NamedTuple):
@@ -59,16 +62,38 @@ def list_scheduled(
 def _walk(
     client: Any, keys: Keys, from_ms: int, until_ms: int, after: tuple[int, str] | None
 ) -> Iterator[ScheduledMessage]:
-    start: int | None = bucket_start_ms(from_ms)
-    while start is not None and start < until_ms:
+    start = bucket_start_ms(from_ms)
+    if start < until_ms:
         yield from _walk_bucket(client, keys.bucket(start), from_ms, until_ms, after)
-        start = _next_bucket(client, keys, start)
+    while group := _next_buckets(client, keys, start, until_ms):
+        names = [keys.bucket(start) for start in group]
+        with translated_errors():
+            pipeline = client.pipeline(transaction=False)
+            for name in names:
+                pipeline.zrange(name, 0, PAGE - 1, withscores=True)
+            pages = pipeline.execute()
+        for name, page in zip(names, pages, strict=True):
+            last = None
+            for member, score in page:
+                if score >= until_ms:
+                    return
+                last = _message(member, score)
+                yield last
+            if len(page) == PAGE and last:  # there may be more of it
+                yield from _walk_bucket(client, name, 0, until_ms, last[:2])
+        start = group[-1]
 
 
-def _next_bucket(client: Any, keys: Keys, start: int) -> int | None:
+def _next_buckets(client: Any, keys: Keys, start: int, until_ms: int) -> list[int]:
+    """Return the next buckets: as many as have a page of messages together, or else one."""
     with translated_errors():
-        found = client.zrange(keys.buckets(), start + BUCKET_WIDTH_MS, "+inf", byscore=True, offset=0, num=1)
-    return int(found[0]) if found else None
+        found = client.zrange(
+            keys.buckets(), start + BUCKET_WIDTH_MS, f"({until_ms}", byscore=True, offset=0, num=BUCKETS_AHEAD
+        )
+        starts = [int(each) for each in found]
+        counts = [*ask_each(client, ("ZCARD",), [keys.bucket(each) for each in starts])]
+    wholes = sum(total <= PAGE for total in accumulate(counts))
+    return starts[: max(1, wholes)]
 
 
 def _walk_bucket(
@@ -81,11 +106,16 @@ def _walk_bucket(
         for member, score in page:
             if score >= until_ms:
                 return
-            message_id = member[:MESSAGE_ID_LENGTH].decode("utf-8", "replace")
-            after = (int(score), message_id)
-            yield ScheduledMessage(*after, Message.read_member(member, int(score)))
+            found = _message(member, score)
+            after = found[:2]
+            yield found
         if len(page) < PAGE:
             return
+
+
+def _message(member: bytes, score: float) -> ScheduledMessage:
+    message_id = member[:MESSAGE_ID_LENGTH].decode("utf-8", "replace")
+    return ScheduledMessage(int(score), message_id, Message.read_member(member, int(score)))
 
 
 def _rank_behind(client: Any, key: str, after: tuple[int, str]) -> int:

@@ -92,12 +92,15 @@ def take_readme() -> None:
     """Write the picture of the README."""
     with real_server() as server, running(settings_of(server.url)) as api, launched() as browser:
         scenery.have_little(server, api)
-        visitor = Visitor(browser, f"http://127.0.0.1:{api.port}", (1280, 1000))
+        visitor = Visitor(browser, f"http://127.0.0.1:{api.port}", DESKTOP)
         with delivering(server, api):
             page = visitor.open("/")
             page.wait_for_selector(f"html[data-looks='{LIVELY_SEC}']", state="attached", timeout=60_000)
             PICTURE.parent.mkdir(exist_ok=True)
-            page.screenshot(path=PICTURE)
+            end = page.locator(".columns").bounding_box()
+            assert end is not None
+            clip: Any = {"x": 0, "y": 0, "width": DESKTOP[0], "height": end["y"] + end["height"]}
+            page.screenshot(path=PICTURE, full_page=True, clip=clip)
         visitor.context.close()
 
 

@@ -32,7 +32,7 @@ def test_the_examples_of_the_readme_work(api: Api) -> None:
     [block] = run_here("README.md", __file__)
     states = []
     for command, _ in block.commands():
-        here = command.replace("localhost:8600", f"127.0.0.1:{api.port}").replace("curl ", "curl -sf ", 1)
+        here = command.replace("localhost:8601", f"127.0.0.1:{api.port}").replace("curl ", "curl -sf ", 1)
         done = subprocess.run(["bash", "-c", here], capture_output=True, text=True, timeout=30, check=True)
         states.append(json.loads(done.stdout)["state"])
     assert states == ["scheduled", "scheduled", "cancelled"]

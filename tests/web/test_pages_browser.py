@@ -489,7 +489,7 @@ def test_hostile_data_do_nothing(browser: "Browser", server: RealServer, api: Ap
 def test_hostile_parameters_and_forms_do_nothing(browser: "Browser", api: Api) -> None:
     wrong: list[Any] = []
     with visiting(browser, base_of(api)) as visitor:
-        for text in scenery.together(4):
+        for text in scenery.together(8):
             for address in ADDRESSES:
                 quoted = "".join(f"%{byte:02X}" for byte in text.encode())
                 visitor.open(address + quoted)
