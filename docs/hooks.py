@@ -48,7 +48,14 @@ PAGES = {
     "conf/pipeline.toml": "reference/settings.md",
     "docs/adr": "adr/index.md",
 }
-NOT_ON_THE_SITE = {"LICENSE", "tests/chaos/README.md"}  # these links become text
+# These links become text.
+NOT_ON_THE_SITE = {
+    "LICENSE",
+    "tests/chaos/README.md",
+    "examples/grafana/duetime.json",
+    "examples/prometheus/alerts.yml",
+    "examples/prometheus/alerts_test.yml",
+}
 HELP_COLUMNS = "100"
 
 

@@ -55,9 +55,11 @@ def connect(settings: RedisSettings) -> "redis.Redis":
             client_name="duetime",
         )
     except (ValueError, TypeError) as exc:
+        why = "" if "@" in settings.url else f" ({exc})"  # which may quote a part of the password
         raise ConfigError(
-            f"The Redis URL {redact_url(settings.url)!r} is not valid ({exc}); write redis://host:port/0, rediss:// or unix://path."
-        ) from exc
+            f"The Redis URL {redact_url(settings.url)!r} is not valid{why}; write redis://host:port/0, rediss:// or unix://path, "
+            "and percent-encode what a password has of / ? # @ and %."
+        ) from None
 
 
 @contextmanager

@@ -119,6 +119,13 @@ def test_a_url_that_is_none_is_refused(url: str) -> None:
         connect(RedisSettings(url=url))
 
 
+@pytest.mark.parametrize("password", ["abc/def", "abc#def", "abc?def", "abc]def"])
+def test_a_url_whose_password_is_not_encoded_is_refused_without_a_part_of_it(password: str) -> None:
+    with pytest.raises(ConfigError, match="percent-encode") as caught:
+        connect(RedisSettings(url=f"redis://:{password}@host:6379/0"))
+    assert "abc" not in str(caught.value) and caught.value.__cause__ is None
+
+
 @pytest.mark.parametrize(
     ("options", "wait_for_disk", "said"),
     [
