@@ -72,6 +72,12 @@ class Visitor:
         dialog.dismiss()
 
 
+def wait_for_looks(page: "Page", looks: int, timeout_ms: float = WAIT_MS) -> None:
+    """Wait until a page that follows what happens was told so often, or more often, how it is now."""
+    fewer = "".join(f":not([data-looks='{number}'])" for number in range(1, looks))
+    page.wait_for_selector(f"html[data-looks]{fewer}", state="attached", timeout=timeout_ms)
+
+
 @contextmanager
 def launched() -> Iterator["Browser"]:
     """Run Debian's Chromium; nothing is downloaded."""

@@ -17,11 +17,11 @@ from typing import Any
 from tests.e2e.commands import ROOT, Command
 from tests.servers import RealServer, real_server
 from tests.web import scenery
-from tests.web.browsing import DESKTOP, PHONE, Visitor, launched
+from tests.web.browsing import DESKTOP, PHONE, Visitor, launched, wait_for_looks
 from tests.web.running import Api, running, settings_of
 
 PICTURE = ROOT / "docs" / "images" / "dashboard.png"
-LIVELY_SEC = 14  # for rates of some seconds
+LIVELY_LOOKS = 14  # one a second, so that rates are those of some seconds
 TALLEST = 2_400  # pixels of a picture; a page may go on
 SIZES = {"wide": DESKTOP, "phone": PHONE}
 THEMES = ("light", "dark")
@@ -57,7 +57,7 @@ def take_all(folder: Path) -> None:
                         for name, path in paths_of(api).items():
                             page = visitor.open(path)
                             if page.locator("body[data-live]").count():
-                                page.wait_for_selector("html[data-looks='2']", state="attached")
+                                wait_for_looks(page, 2)
                             tall = page.evaluate("() => document.documentElement.scrollHeight")
                             clip: Any = {"x": 0, "y": 0, "width": size[0], "height": min(tall, TALLEST)}
                             path_there = folder / f"{name}-{amount}-{size_name}-{theme}.png"
@@ -95,7 +95,7 @@ def take_readme() -> None:
         visitor = Visitor(browser, f"http://127.0.0.1:{api.port}", DESKTOP)
         with delivering(server, api):
             page = visitor.open("/")
-            page.wait_for_selector(f"html[data-looks='{LIVELY_SEC}']", state="attached", timeout=60_000)
+            wait_for_looks(page, LIVELY_LOOKS, timeout_ms=60_000)
             PICTURE.parent.mkdir(exist_ok=True)
             end = page.locator(".columns").bounding_box()
             assert end is not None

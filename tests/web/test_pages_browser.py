@@ -15,7 +15,7 @@ from pipeline.core.text import JOINERS, UNSAFE_CATEGORIES
 from tests.client.builders import deliver_due
 from tests.servers import RealServer
 from tests.web import axe, scenery
-from tests.web.browsing import DESKTOP, PHONE, Visitor, launched, needs_chromium, visiting
+from tests.web.browsing import DESKTOP, PHONE, Visitor, launched, needs_chromium, visiting, wait_for_looks
 from tests.web.running import Api, running, settings_of
 from tests.web.test_browser import foreign_page
 
@@ -81,10 +81,6 @@ def all_paths(api: Api) -> list[str]:
         *(f"/change/messages?verb={verb}&topic=mail" for verb in ("cancel", "move", "now")),
         *("/change/dead?verb=purge&topic=sms", "/change/dead?verb=redrive", "/change/messages?verb=cancel&topic=none"),
     ]
-
-
-def wait_for_looks(page: "Page", looks: int = 2) -> None:
-    page.wait_for_selector(f"html[data-looks='{looks}']", state="attached")
 
 
 def answer(headers: dict[str, str], route: "Route", _: "Request") -> None:
@@ -243,7 +239,7 @@ def notice(page: "Page") -> str:
 def test_pages_show_by_themselves_what_happens(browser: "Browser", server: RealServer, api: Api) -> None:
     with visiting(browser, base_of(api)) as visitor:
         page = visitor.open("/")
-        wait_for_looks(page)
+        wait_for_looks(page, 2)
         assert page.locator("#tile-waiting .value").inner_text() == "0"
         assert page.get_by_text("Nothing has been scheduled yet").count() == 1
         api.schedule("tea", topic="mail").raise_for_status()
@@ -252,7 +248,7 @@ def test_pages_show_by_themselves_what_happens(browser: "Browser", server: RealS
         scenery.have_streams(server, api)
         page.locator("#tile-dead .value", has_text="9").wait_for()
         topic = visitor.open("/topics/mail")
-        wait_for_looks(topic)
+        wait_for_looks(topic, 2)
         api.put("/v1/topics/mail/pause").raise_for_status()
         topic.locator("#topic-now", has_text="paused").wait_for()
 
@@ -261,7 +257,7 @@ def test_what_somebody_uses_does_not_change_under_them(browser: "Browser", serve
     scenery.have_streams(server, api)
     with visiting(browser, base_of(api)) as visitor:
         page = visitor.open("/")
-        wait_for_looks(page)
+        wait_for_looks(page, 2)
         page.locator("#tile-dead a").focus()
         api.schedule("tea").raise_for_status()
         page.locator("#load", has_text="1 message in this time").wait_for()
@@ -328,7 +324,7 @@ def test_a_token_opens_the_pages_for_one_browser(browser: "Browser", server: Rea
             page = visitor.open("/?token=secret-of-boss")
             assert "secret" not in page.url and "secret" not in page.content()
             assert page.locator("h1").inner_text() == "Overview"
-            wait_for_looks(page)
+            wait_for_looks(page, 2)
             for cookie in visitor.context.cookies():
                 assert (cookie["httpOnly"], cookie["sameSite"], str(api.port) in cookie["name"]) == (
                     True,
