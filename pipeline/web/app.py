@@ -251,5 +251,7 @@ class App:
         return problem
 
     async def _no_route(self, scope: Any, receive: Any, send: Any) -> None:
-        self.access.check_source(scope["duetime"].call.headers)
+        exchange = scope["duetime"]
+        exchange.is_page = b"text/html" in exchange.call.headers.get(b"accept", b"")  # a browser
+        self.access.check_source(exchange.call.headers)
         raise Problem("not_found", "The document /openapi.json lists what there is.", closes=True)

@@ -271,3 +271,12 @@ def test_a_problem_of_a_page_is_a_page(api: Api, server: RealServer) -> None:
     assert found.status_code == 503 and int(found.headers["retry-after"]) > 0
     assert "does not answer" in check(found.text).text()
     server.start()
+
+
+def test_a_browser_that_asks_for_what_is_not_there_gets_a_page(api: Api) -> None:
+    asked = {"Accept": "text/html,application/xhtml+xml"}
+    found = api.get("/nothing/here", headers=asked)
+    assert (found.status_code, found.headers["content-type"]) == (404, "text/html; charset=utf-8")
+    check(found.text)
+    found = api.get("/nothing/here")
+    assert (found.status_code, found.headers["content-type"]) == (404, "application/problem+json")
