@@ -13,7 +13,10 @@ from pipeline.store.keys import Keys
 from pipeline.store.scripts import Scripts, run_script
 
 PAGE = 100  # letters a round trip
-TOPICS_AHEAD, LETTERS_AHEAD = 20, 25  # topics, and letters of each, that are read at once
+STREAMS_AHEAD, LETTERS_AHEAD = (
+    20,
+    25,
+)  # streams of letters, one a topic and shard, and letters of each, that are read at once
 _NAME = re.compile(r"(.+)/([0-9]{1,2})/([0-9]{1,19}-[0-9]{1,19})", re.DOTALL)
 
 
@@ -56,10 +59,9 @@ class DeadLetters:
             if after[0] in topics:
                 yield from self.of_topic(after[0], after[1:])
             topics = [topic for topic in topics if topic > after[0]]
-        for first in range(0, len(topics), TOPICS_AHEAD):
-            places = [
-                (topic, shard) for topic in topics[first : first + TOPICS_AHEAD] for shard in range(len(self._shards))
-            ]
+        ahead = max(1, STREAMS_AHEAD // len(self._shards))
+        for first in range(0, len(topics), ahead):
+            places = [(topic, shard) for topic in topics[first : first + ahead] for shard in range(len(self._shards))]
             with translated_errors():
                 pipeline = self._client.pipeline(transaction=False)
                 for topic, shard in places:

@@ -15,7 +15,7 @@ from tests.store.conftest import Bench
 def test_all_topics_are_walked_in_order_from_any_letter(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
-    for name, value in (("PAGE", 3), ("TOPICS_AHEAD", 4), ("LETTERS_AHEAD", 2)):
+    for name, value in (("PAGE", 3), ("STREAMS_AHEAD", 4), ("LETTERS_AHEAD", 2)):
         monkeypatch.setattr(dead_letters, name, value)
     chance = random.Random(seed)
     shards = keys_of(RedisSettings(shards=3))
