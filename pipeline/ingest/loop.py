@@ -22,6 +22,10 @@ log = logging.getLogger(__name__)
 STOP_MS = 20_000  # how long a running batch may take at a stop; cut off after that, it is replayed at the next start
 CHECK_MS = 20
 LOOKS_PER_KEEP = 6
+_BEFORE_A_LOOK = (
+    "Initializing",
+    "Getting offsets",
+)  # what Spark says of a query until it knows whether there is something
 
 
 class MarkerStore(Protocol):
@@ -40,7 +44,7 @@ def wait_for_first_look(query: StreamingQuery, stopping: Callable[[], bool]) -> 
     """Return when the query has looked once for something to read: the source in Python starts a process for that."""
     pause = Event()
     while query.isActive and not stopping():
-        if query.status["message"].startswith("Waiting") or query.lastProgress is not None:
+        if not query.status["message"].startswith(_BEFORE_A_LOOK):
             return
         pause.wait(CHECK_MS / 1000)
 
