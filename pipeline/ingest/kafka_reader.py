@@ -16,7 +16,8 @@ _DEFAULTS: Final[Mapping[str, Any]] = {
     "group.id": "duetime",  # a name that the client wants; it joins no group
     "fetch.wait.max.ms": 100,  # after which a broker says that it has nothing more, as behind the last transaction of a topic
     "queued.max.messages.kbytes": 4_096,  # fetched ahead; what lies behind the end of a range is fetched in vain
-    "fetch.queue.backoff.ms": 5,  # until it looks again whether there is room; its default of 1,000 is longer than a range takes
+    # Until it looks again whether there is room; with its default of 1,000 one worker stores 71,000 records/s, and 100,000 with 5.
+    "fetch.queue.backoff.ms": 5,
 }
 
 # A call from Python itself would miss that the client has raised and returned None at once, and fail somewhere behind.
