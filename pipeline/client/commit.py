@@ -15,12 +15,11 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final, NamedTuple, TypeVar
 
-from pipeline.core.buckets import bucket_start_ms
 from pipeline.core.clock import Clock
 from pipeline.core.errors import StoreError, StoreUnavailable
 from pipeline.core.ids import TOKEN_HALF_BITS, encode_token, message_id
 from pipeline.core.messages import Message
-from pipeline.store.base import NO_MARKER, Found, IdentifiedMessage, MarkerMove, MessageRows, Transaction
+from pipeline.store.base import NO_MARKER, Found, MarkerMove, MessageRows, Transaction
 from pipeline.store.redis_store import RedisStore
 from pipeline.store.retry import retry_until_available
 from pipeline.store.shards import shard_of
@@ -185,14 +184,16 @@ def transaction_of(
         names: their message ids.
     """
     plain: list[tuple[int, bytes]] = []
-    identified: list[IdentifiedMessage] = []
+    identified = MessageRows([], [], [])
     places = []
     for place, (message, name) in enumerate(zip(messages, names, strict=True)):
         due_ms, member = message.due_ms, message.to_member(name)
         if message.id in ("", name):
             plain.append((due_ms, member))
         else:
-            identified.append(IdentifiedMessage(bucket_start_ms(due_ms), due_ms, member, message.id))
+            identified.due_ms.append(due_ms)
+            identified.members.append(member)
+            identified.idempotency_keys.append(message.id)
             places.append(place)
     plain.sort()
     rows = MessageRows([due_ms for due_ms, _ in plain], [member for _, member in plain])

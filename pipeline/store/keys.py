@@ -51,6 +51,10 @@ class Keys:
         """ZSET: idempotency key or handle -> epoch ms at which it is forgotten, of what was cancelled."""
         return self._key("cancelled")
 
+    def aside(self, key: str) -> str:
+        """Where ``key`` is within a transaction that must not happen; see ``check_ids.lua``."""
+        return f"{key}:aside"
+
     def marker(self, source_id: str, part_id: str) -> str:
         """STRING: how far a part of a landing file is stored; a key of its own, so that writers of others don't touch it."""
         return self._key(f"marker:{source_id}:{part_id}")

@@ -1,17 +1,19 @@
 """Storing a transaction: compare and set, with WATCH and MULTI.
 
-The messages go in by plain ZADD commands, as through a script each costs the server a microsecond more; what needs a decision is
-left to one script at the end (``schedule.lua``). Two round trips: one watches and reads the markers, one does all the rest.
+The messages go in by plain HSET and ZADD commands, as through a script each costs the server several times as much; what needs a
+decision is left to a script at the beginning, for idempotency keys (``check_ids.lua``), and one at the end (``schedule.lua``). Two
+round trips: one watches and reads the markers, one does all the rest, and again without the messages whose keys are known.
 """
 
-from collections.abc import Sequence
 from typing import Any
 
-from pipeline.core.errors import StoreProtocolError
-from pipeline.store.base import Scheduled, Transaction
+from pipeline.core.errors import StoreProtocolError, StoreUnavailable
+from pipeline.store.base import MessageRows, Scheduled, Transaction
 from pipeline.store.keys import Keys
-from pipeline.store.resp import FramedRows, frame_command, frame_rows
+from pipeline.store.resp import frame_command, frame_names, frame_places, frame_rows, repeated, select
 from pipeline.store.scripts import Scripts
+
+TRIES = 8  # how often other writers may store one of the idempotency keys between a look at them and the next
 
 
 def schedule(
@@ -22,7 +24,25 @@ def schedule(
     Raises:
         redis.RedisError: what the server or the connection had to say; the connection can't be used again.
         StoreProtocolError: keys hold what is not ours.
+        StoreUnavailable: other writers store the same idempotency keys all the time.
     """
+    duplicates = repeated(transaction.identified)
+    for _ in range(TRIES):
+        left = sorted({*range(len(transaction.identified))} - {*duplicates})
+        identified = select(transaction.identified, left) if duplicates else transaction.identified
+        if not _watch(connection, keys, source_id, transaction):
+            return None
+        known = _store(connection, keys, scripts, source_id, transaction, identified, len(duplicates), now_ms)
+        if known is None:
+            return None
+        if not known:
+            return Scheduled(len(transaction.rows) + len(identified), tuple(sorted(duplicates)))
+        duplicates += (left[place] for place in known)
+    raise StoreUnavailable("Other writers store messages with the same idempotency keys all the time.")
+
+
+def _watch(connection: Any, keys: Keys, source_id: str, transaction: Transaction) -> bool:
+    """Watch the markers; says whether they are where they must be, and otherwise watches nothing."""
     marker_keys = [keys.marker(source_id, move.part_id) for move in transaction.moves]
     connection.send_packed_command([frame_command("WATCH", *marker_keys), frame_command("MGET", *marker_keys)])
     connection.read_response()
@@ -30,54 +50,53 @@ def schedule(
     if markers != [move.before for move in transaction.moves]:
         connection.send_command("UNWATCH")
         connection.read_response()
-        return None
-    framed = frame_rows(transaction.rows, keys.bucket)
-    commands = [
-        frame_command("MULTI"),
-        *framed.commands,
-        frame_command(*_finish_command(keys, scripts, source_id, transaction, framed, marker_keys, now_ms)),
-    ]
+        return False
+    return True
+
+
+def _store(
+    connection: Any,
+    keys: Keys,
+    scripts: Scripts,
+    source_id: str,
+    transaction: Transaction,
+    identified: MessageRows,
+    duplicates: int,
+    now_ms: int | str,
+) -> list[int] | None:
+    """Do the rest, or nothing: returns None if a marker has moved, and otherwise which idempotency keys are known."""
+    framed = [frame_rows(rows, keys.bucket) for rows in (transaction.rows, identified)]
+    starts = sorted({*framed[0].bucket_starts, *framed[1].bucket_starts})
+    written = [keys.places(), *map(keys.bucket, starts)]
+    aside = [*map(keys.aside, written)] if len(identified) else []
+    commands = [frame_command("MULTI")]
+    if len(identified):
+        names = [keys.ids(), keys.cancelled(), *written, *aside]
+        check = scripts.command_with_text("check_ids", names, [now_ms])
+        commands += [
+            frame_command(*check, more=len(identified), framed=frame_names(identified)),
+            frame_places(identified, keys.places()),
+        ]
+    commands += [*framed[0].commands, *framed[1].commands]
+    counts = (len(transaction.rows) + len(identified), duplicates, transaction.rejected)
+    names = [keys.buckets(), keys.markers(source_id), keys.counters()]
+    names += [keys.marker(source_id, move.part_id) for move in transaction.moves]
+    arguments: list[str | int | bytes] = [keys.wake(), *counts, *(rows.first_member for rows in framed), now_ms]
+    arguments += (len(transaction.moves), len(starts))
+    for move in transaction.moves:
+        arguments += (move.part_id, move.after)
+    finish = scripts.command_with_text("schedule", [*names, *written, *aside], [*arguments, *starts])
+    # With their text: a digest that the server has forgotten would fail within MULTI, behind what came before it.
+    commands.append(frame_command(*finish))
     connection.send_packed_command([b"".join([*commands, frame_command("EXEC")])])
     for _ in commands:
         connection.read_response()  # a command that is refused here raises what the server says, and nothing is done
     replies = connection.read_response()
     if replies is None:
         return None
+    if len(identified) and not isinstance(replies[0], Exception) and replies[0]:
+        return [int(place) for place in replies[0]]  # the other commands have failed, as they had to
     for reply in replies:
         if isinstance(reply, Exception):
             raise StoreProtocolError(f"Redis could not store all of a transaction ({reply}); its keys are not ours.")
-    stored, duplicates = replies[-1]
-    return Scheduled(stored, tuple(duplicates))
-
-
-def _finish_command(
-    keys: Keys,
-    scripts: Scripts,
-    source_id: str,
-    transaction: Transaction,
-    framed: FramedRows,
-    marker_keys: Sequence[str],
-    now_ms: int | str,
-) -> tuple[str | int | bytes, ...]:
-    identified = transaction.identified
-    starts = sorted({*framed.bucket_starts, *(message.bucket_start_ms for message in identified)})
-    number = {start: index for index, start in enumerate(starts, start=1)}
-    names = [keys.buckets(), keys.markers(source_id), keys.places(), keys.ids(), keys.cancelled(), keys.counters()]
-    names += marker_keys
-    names += map(keys.bucket, starts)
-    arguments: list[str | int | bytes] = [
-        keys.wake(),
-        len(transaction.rows),
-        framed.first_member,
-        transaction.rejected,
-        now_ms,
-        len(transaction.moves),
-        len(starts),
-    ]
-    for move in transaction.moves:
-        arguments += (move.part_id, move.after)
-    arguments += starts
-    for message in identified:
-        arguments += (number[message.bucket_start_ms], message.due_ms, message.member, message.idempotency_key)
-    # With its text: a digest that the server has forgotten would fail within MULTI, behind what came before it.
-    return scripts.command_with_text("schedule", names, arguments)
+    return []

@@ -2,7 +2,8 @@
 
 import hashlib
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from importlib.resources import files
 from typing import Any
 
@@ -12,6 +13,7 @@ from pipeline.core.errors import StoreUnavailable
 from pipeline.store.connection import translated_errors
 
 NAMES = (
+    "check_ids",
     "schedule",
     "claim",
     "ack",
@@ -92,6 +94,50 @@ def run_script(client: Any, scripts: Scripts, name: str, keys: Sequence[str | by
             return client.execute_command(*command)
         except redis.exceptions.NoScriptError as exc:
             raise StoreUnavailable("Redis forgets its scripts as soon as it has them.") from exc
+
+
+def begin_scripts(client: Any, scripts: Scripts, calls: Sequence[Call]) -> Callable[[], list[Any]]:
+    """Send scripts to be run one after the other; what is returned waits for their replies, and must be called.
+
+    Raises:
+        StoreUnavailable: they could not be sent, or there is no answer, or the server does not know the scripts.
+        StoreError: an error of one of them; the others may have run.
+    """
+    pool = client.connection_pool
+    connection = pool.get_connection()
+
+    @contextmanager
+    def lent() -> Iterator[None]:
+        try:
+            with translated_errors():
+                yield
+        except BaseException:
+            connection.disconnect()
+            pool.release(connection)
+            raise
+
+    def read() -> Any:
+        try:
+            return connection.read_response()
+        except redis.exceptions.ResponseError as exc:
+            return exc
+
+    with lent():
+        connection.send_packed_command(connection.pack_commands([scripts.command(*call) for call in calls]))
+
+    def replies() -> list[Any]:
+        with lent():
+            found = [read() for _ in calls]  # all of them: what is left would be read by who has the connection next
+        pool.release(connection)
+        if any(isinstance(reply, redis.exceptions.NoScriptError) for reply in found):
+            raise StoreUnavailable("Redis has forgotten its scripts.")
+        with translated_errors():
+            for reply in found:
+                if isinstance(reply, Exception):
+                    raise reply
+        return found
+
+    return replies
 
 
 def run_scripts(client: Any, scripts: Scripts, calls: Sequence[Call]) -> list[Any]:

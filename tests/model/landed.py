@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from pipeline.core.messages import DEFAULT_TOPIC, Message
 from pipeline.store.base import NO_MARKER, Transaction
-from tests.store.builders import BUCKET_MS, in_rows, member, transaction
+from tests.store.builders import BUCKET_MS, in_keyed_rows, in_rows, member, transaction
 
 ALL = "all"
 
@@ -65,11 +65,17 @@ def messages_of(transaction: Transaction) -> list[tuple[int, int, bytes]]:
     return [(due_ms - due_ms % BUCKET_MS, due_ms, stored) for due_ms, stored in pairs]
 
 
+def identified_of(transaction: Transaction) -> list[tuple[int, bytes, str]]:
+    """Return the others, each with its due_ms and its idempotency key."""
+    rows = transaction.identified
+    return [*zip(rows.due_ms, rows.members, rows.idempotency_keys, strict=True)]
+
+
 def together(*transactions: Transaction) -> Transaction:
     """Make one transaction of those of several files."""
     return Transaction(
         moves=[move for each in transactions for move in each.moves],
         rows=in_rows(sorted((due_ms, stored) for each in transactions for _, due_ms, stored in messages_of(each))),
-        identified=[message for each in transactions for message in each.identified],
+        identified=in_keyed_rows([message for each in transactions for message in identified_of(each)]),
         rejected=sum(each.rejected for each in transactions),
     )

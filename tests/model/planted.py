@@ -8,6 +8,23 @@ from pipeline.store.redis_store import RedisStore
 from tests.planting import load_again, read_module, replace_once
 
 STORE = "store"  # the module that stores a transaction, as against its script
+# Hundreds of examples pass before one finds these: 20 to 110 s each, so they wait for the night.
+RARE = frozenset(
+    {
+        "two of one transaction are not compared",
+        "a bucket's end belongs to it",
+        "no marker: anybody gives back",
+        "attempts of what is cancelled are kept",
+        "the claim's key is not checked before",
+        "attempts of what moved are kept",
+        "attempts of what moved are not told",
+        "a later bucket is not indexed",
+        "what is paused is put back",
+        "all is put back into one bucket",
+        "a rescheduled replacement is none any more",
+        "the greatest id wins, replacement or not",
+    }
+)
 
 
 @dataclass(frozen=True)
@@ -75,16 +92,37 @@ PLANTED = [
         "a transaction that was overtaken counts as done",
         STORE,
         "if replies is None:",
-        "if not replies:\n        return Scheduled(0)\n    if False:",
+        "if not replies:\n        return []\n    if False:",
     ),
     Planted(
         "only the first bucket is stored",
         STORE,
-        "*framed.commands,",
-        "*framed.commands[:1],",
+        "[*framed[0].commands,",
+        "[*framed[0].commands[:1],",
     ),
-    Planted("buckets count, not messages", STORE, "len(transaction.rows),", "len(framed.commands),"),
-    Planted("all messages with an id go to one bucket", STORE, "(number[message.bucket_start_ms],", "(1,"),
+    Planted(
+        "buckets count, not messages", STORE, "counts = (len(transaction.rows)", "counts = (len(framed[0].commands)"
+    ),
+    Planted("messages with an id have a place and no bucket", STORE, ", *framed[1].commands]", "]"),
+    Planted("two of one transaction are not compared", STORE, "= repeated(transaction.identified)", "= []"),
+    Planted(
+        "an idempotency key is not remembered",
+        STORE,
+        "frame_places(identified, keys.places())",
+        'frame_command("PING")',
+    ),
+    Planted(
+        "a place says another time",
+        STORE,
+        "frame_places(identified,",
+        "frame_places(MessageRows([ms + 1 for ms in identified.due_ms], identified.members, identified.idempotency_keys),",
+    ),
+    Planted(
+        "a duplicate counts as stored",
+        STORE,
+        "+ len(identified), duplicates",
+        "+ len(transaction.identified), duplicates",
+    ),
     # schedule, the script's half
     Planted(
         "the markers are not moved",
@@ -105,32 +143,23 @@ PLANTED = [
         "redis.call('ZADD', markers, text(now_ms), ARGV[FIRST_MOVE + 2 * move])",
         "",
     ),
-    Planted("an idempotency key is not looked up", "schedule", "if waiting[index] or", "if"),
-    Planted("two of one transaction are not compared", "schedule", "is_taken[name] or", ""),
-    Planted("an idempotency key is not remembered", "schedule", "redis.call('HSET', places, unpack(new_places))", ""),
-    Planted("the key of what was delivered is not looked up", "schedule", "is_known(delivered[index])", "false"),
-    Planted("the key of what was cancelled is not looked up", "schedule", "is_known(gone[index])", "false"),
-    Planted("a key is known beyond its time", "schedule", "now_ms < tonumber(forget_ms)", "true"),
-    Planted("a place says another time", "schedule", "= place_of(member, due_ms)", "= place_of(member, due_ms + 1)"),
+    Planted("an idempotency key is not looked up", "check_ids", "if waiting[index] or", "if"),
+    Planted("the key of what was delivered is not looked up", "check_ids", "is_remembered(delivered[index])", "false"),
+    Planted("the key of what was cancelled is not looked up", "check_ids", "is_remembered(gone[index])", "false"),
+    Planted("a key is known beyond its time", "check_ids", "now_ms < tonumber(forget_ms)", "true"),
     Planted(
-        "a duplicate counts as stored",
-        "schedule",
-        "duplicates[#duplicates + 1] = (cursor - first_identified) / FIELDS",
-        "stored = stored + 1",
+        "what is known is stored all the same", "check_ids", "if is_right and #known == 0 then", "if is_right then"
     ),
+    Planted("buckets are not set aside", "check_ids", "FIRST_WRITTEN + written - 1 do\n  if", "FIRST_WRITTEN do\n  if"),
+    Planted("places are not set aside", "check_ids", "for index = FIRST_WRITTEN,", "for index = FIRST_WRITTEN + 1,"),
+    Planted("a refused transaction moves its markers", "schedule", "  return {}\nelseif", "elseif"),
     Planted(
         "buckets are not indexed",
         "schedule",
-        "> 0 then\n    redis.call('ZADD', buckets,",
-        "< 0 then\n    redis.call('ZADD', buckets,",
+        "redis.call('ZADD', buckets, ARGV[first_start + bucket], ARGV[first_start + bucket])",
+        "",
     ),
-    Planted(
-        "a bucket of known ids alone is indexed",
-        "schedule",
-        "> 0 then\n    redis.call('ZADD', buckets,",
-        ">= 0 then\n    redis.call('ZADD', buckets,",
-    ),
-    Planted("rejected lines are not counted", "schedule", ", rejected = rejected}", "}"),
+    Planted("rejected lines are not counted", "schedule", ", 'rejected'})", "})"),
     Planted(
         "the bell is never rung",
         "schedule",
@@ -140,7 +169,7 @@ PLANTED = [
     Planted(
         "the bell is rung for whatever is stored",
         "schedule",
-        "if is_new[head[1]] then",
+        "if head[1] == first_member or head[1] == first_identified then",
         "if true then",
     ),
     Planted(
@@ -152,8 +181,8 @@ PLANTED = [
     Planted(
         "the bell is not rung for a message with an id",
         "schedule",
-        "is_new[member] = true, true",
-        "is_new[member] = true, nil",
+        " or head[1] == first_identified",
+        "",
     ),
     # claim
     Planted("a claim has no lease", "claim", "redis.call('ZADD', claims, lease_until_ms, lease_token)", ""),

@@ -12,7 +12,7 @@ from typing import Any
 
 from pipeline.core.messages import Message
 from pipeline.store.base import NO_MARKER, Scheduled, Transaction
-from tests.model.landed import messages_of
+from tests.model.landed import identified_of, messages_of
 from tests.model.topics import DEAD, HELD, LATER, OUTBOX, SCREEN, Naming, Plan, Topics
 from tests.store.builders import BUCKET_MS
 
@@ -107,12 +107,12 @@ class ReferenceServer:
             return None
         new = messages_of(transaction)
         known = []
-        for number, message in enumerate(transaction.identified):
-            if message.idempotency_key in self.places or self.how_it_ended(message.idempotency_key, self.clock()):
+        for number, (due_ms, stored, key) in enumerate(identified_of(transaction)):
+            if key in self.places or self.how_it_ended(key, self.clock()):
                 known.append(number)
             else:
-                self.places[message.idempotency_key] = Place(_message_id(message.member), message.due_ms)
-                new.append((message.bucket_start_ms, message.due_ms, message.member))
+                self.places[key] = Place(_message_id(stored), due_ms)
+                new.append((due_ms - due_ms % BUCKET_MS, due_ms, stored))
         for bucket, due_ms, stored in new:
             self.buckets.setdefault(bucket, {})[stored] = due_ms
         for move in transaction.moves:

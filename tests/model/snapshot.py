@@ -111,7 +111,11 @@ def read_server(client: Any, keys: Keys) -> Snapshot:
 
 
 def entry_of(fields: dict[bytes, bytes]) -> Entry:
-    """Read an entry of a stream, or a dead letter."""
+    """Read an entry of a stream or the outbox, or a dead letter."""
+    if len(fields) == 1:
+        [(due, member)] = fields.items()
+        message = Message.read_member(member, int(due))
+        return message.id, message.body, message.topic, message.due_ms, 1, ""
     names = (b"id", b"message", b"topic", b"due_ms", b"attempt")
     entry_id, message, topic, due_ms, attempt = (fields[name].decode() for name in names)
     return entry_id, message, topic, int(due_ms), int(attempt), fields.get(b"reason", b"").decode()

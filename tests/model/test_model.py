@@ -3,13 +3,14 @@
 from collections.abc import Iterator
 
 import pytest
+from _pytest.mark import ParameterSet
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 
 from pipeline.store import routes, scripts
 from pipeline.store.redis_store import RedisStore
 from tests.model.machine import StoreMachine
-from tests.model.planted import PLANTED, PLANTED_IN_STREAMS, Planted
+from tests.model.planted import PLANTED, PLANTED_IN_STREAMS, RARE, Planted
 from tests.model.storing import WRITERS
 from tests.model.streaming import StreamMachine
 from tests.servers import RealServer, real_server
@@ -58,6 +59,16 @@ def machine_on(
     return type("Machine", (machine_type,), chosen)
 
 
+def planted(faults: list[Planted]) -> list[ParameterSet]:
+    """The parameters of a test that must find each of these faults."""
+    nightly = {True: [pytest.mark.nightly], False: []}
+    return [pytest.param(each, id=f"{each.where}: {each.name}", marks=nightly[each.name in RARE]) for each in faults]
+
+
+def test_what_waits_for_the_night_is_planted() -> None:
+    assert {fault.name for fault in (*PLANTED, *PLANTED_IN_STREAMS)} >= RARE
+
+
 @pytest.mark.parametrize("examples", [60, pytest.param(EXAMPLES, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("machine_type", [StoreMachine, StreamMachine])
 def test_every_promise_holds(server: RealServer, machine_type: type[StoreMachine], examples: int) -> None:
@@ -68,7 +79,7 @@ def test_every_promise_holds(server: RealServer, machine_type: type[StoreMachine
 
 @pytest.mark.planted
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize("fault", PLANTED, ids=lambda fault: f"{fault.where}: {fault.name}")
+@pytest.mark.parametrize("fault", planted(PLANTED))
 def test_a_planted_fault_is_found(server: RealServer, monkeypatch: pytest.MonkeyPatch, fault: Planted) -> None:
     monkeypatch.setattr(scripts, "read_script", fault.over(scripts.read_script))
     machine = machine_on(server, fault.store_type())
@@ -78,7 +89,7 @@ def test_a_planted_fault_is_found(server: RealServer, monkeypatch: pytest.Monkey
 
 @pytest.mark.planted
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize("fault", PLANTED_IN_STREAMS, ids=lambda fault: f"{fault.where}: {fault.name}")
+@pytest.mark.parametrize("fault", planted(PLANTED_IN_STREAMS))
 def test_a_fault_planted_in_streams_is_found(
     server: RealServer, monkeypatch: pytest.MonkeyPatch, fault: Planted
 ) -> None:

@@ -6,7 +6,7 @@ from dataclasses import asdict
 from typing import Any
 
 from pipeline.config import TopicSettings
-from pipeline.store.base import NO_MARKER, IdentifiedMessage, MarkerMove, MessageRows, Transaction
+from pipeline.store.base import NO_MARKER, MarkerMove, MessageRows, Transaction
 from pipeline.store.keys import Keys
 
 BUCKET_MS = 600_000
@@ -21,6 +21,12 @@ def in_rows(messages: Iterable[tuple[int, bytes]]) -> MessageRows:
     """Messages in order of due time, each with its due_ms in front."""
     in_order = sorted(messages, key=lambda message: message[0])
     return MessageRows([due_ms for due_ms, _ in in_order], [member for _, member in in_order])
+
+
+def in_keyed_rows(messages: Iterable[tuple[int, bytes, str]]) -> MessageRows:
+    """Messages with their idempotency keys."""
+    due_ms, members, keys = (list(column) for column in zip(*messages, strict=True)) if messages else ([], [], [])
+    return MessageRows(due_ms, members, keys)
 
 
 def transaction(
@@ -41,10 +47,7 @@ def transaction(
     return Transaction(
         moves=[MarkerMove(token, before, after)],
         rows=in_rows((due_ms, write(line, "")) for line, due_ms in rows),
-        identified=[
-            IdentifiedMessage(due_ms - due_ms % BUCKET_MS, due_ms, write(line, idempotency_key), idempotency_key)
-            for line, due_ms, idempotency_key in identified
-        ],
+        identified=in_keyed_rows([(due_ms, write(line, key), key) for line, due_ms, key in identified]),
         rejected=rejected,
     )
 

@@ -6,16 +6,18 @@ from contextlib import closing
 import pytest
 
 from pipeline.config import RedisSettings
-from pipeline.core.errors import StoreProtocolError, StoreUnavailable
+from pipeline.core.errors import ConfigError, StoreProtocolError, StoreUnavailable
 from pipeline.store import redis_store
 from pipeline.store.base import Scheduled
 from pipeline.store.connection import connect
 from pipeline.store.keys import Keys
+from pipeline.store.namespace import open_namespace
 from pipeline.store.redis_store import RedisStore
 from pipeline.store.stats import read_stats
 from pipeline.store.wakeup import WakeListener
 from tests.chaos.proxy import Proxy, naming, swallow
-from tests.servers import RealServer, needs_waitaof, real_server
+from tests.leaks import find_leaks
+from tests.servers import USER, RealServer, needs_waitaof, real_server
 from tests.store.builders import transaction
 from tests.store.conftest import START_MS, ends
 
@@ -70,6 +72,54 @@ def test_a_full_server_stores_nothing_of_a_transaction_but_lets_messages_out() -
         server.client().config_set("maxmemory", "0")
         assert read_stats(server.client(), [KEYS]).scheduled == 0
         assert store.schedule("s", full) == Scheduled(stored=99)
+
+
+def test_a_user_that_may_not_rename_is_refused_before_anything_is_stored() -> None:
+    with real_server() as server:
+        server.client().execute_command("ACL", "SETUSER", USER, "-rename")
+        settings = RedisSettings(url=server.url)
+        with closing(connect(settings)) as client:
+            assert not open_namespace(client, settings, may_create=False)
+            with pytest.raises(ConfigError, match="'rename'"):
+                open_namespace(client, settings, may_create=True)
+            server.client().execute_command("ACL", "SETUSER", USER, "+rename")
+            assert open_namespace(client, settings, may_create=True)
+
+
+def test_a_transaction_that_could_not_be_held_back_moves_no_marker() -> None:
+    """The right is taken away from a writer that runs: it hears of it, and its file does not count as stored."""
+    with real_server() as server:
+        store = open_store(server)
+        store.schedule("s", transaction(identified=((1, START_MS, "a"),)))
+        server.client().execute_command("ACL", "SETUSER", USER, "-rename")
+        with pytest.raises(StoreProtocolError, match="could not store all"):
+            store.schedule("s", transaction(identified=((2, START_MS, "a"),), token="Q" * 14))
+        assert store.markers("s", ["Q" * 14]) == [""]
+
+
+def test_what_writers_that_share_idempotency_keys_store_at_the_same_time_is_stored_once() -> None:
+    with real_server() as server:
+        together, done = threading.Barrier(4), []
+
+        def write(token: str) -> None:
+            store = open_store(server)
+            together.wait()
+            for step in range(50):
+                rows = [(2 * line, START_MS) for line in range(1, 20)]
+                named = [(2 * line + 1, START_MS + line, f"{step}-{line}") for line in range(1, 20)]
+                done.append(
+                    store.schedule("s", transaction(*rows, identified=tuple(named), token=f"{token * 10}{step:04d}"))
+                )
+
+        writers = [threading.Thread(target=write, args=(token,)) for token in "PQRS"]
+        for writer in writers:
+            writer.start()
+        for writer in writers:
+            writer.join()
+        stats = read_stats(server.client(), [KEYS])
+        assert (stats.scheduled, sum(each.stored for each in done if each)) == (50 * 19 * 5,) * 2
+        assert sum(len(each.duplicates) for each in done if each) == stats.counters["duplicates"] == 50 * 19 * 3
+        assert find_leaks(server.client()) == []
 
 
 @needs_waitaof

@@ -162,6 +162,17 @@ class TestSchedule:
         bench.client.delete(bench.keys.bucket(EDGE_MS))
         assert bench.store().schedule("s", sent) == Scheduled(stored=1)
 
+    @pytest.mark.leaves_rubbish
+    def test_a_transaction_with_idempotency_keys_stores_nothing_beside_a_key_that_holds_something_else(
+        self, bench: Bench
+    ) -> None:
+        bench.store().schedule("s", transaction((1, START_MS), identified=((2, START_MS, "a"),), token="Q" * 14))
+        bench.client.set(bench.keys.bucket(EDGE_MS), "not ours")
+        before = {key: bench.client.dump(key) for key in bench.client.scan_iter()}
+        with pytest.raises(StoreProtocolError, match="WRONGTYPE"):
+            bench.store().schedule("s", transaction((1, START_MS), identified=((2, START_MS, "b"), (3, EDGE_MS, "c"))))
+        assert {key: bench.client.dump(key) for key in bench.client.scan_iter()} == before
+
     def test_a_thousand_buckets_in_one_transaction(self, bench: Bench) -> None:
         rows = [(line, START_MS + line * BUCKET_MS) for line in range(1, 1001)]
         assert bench.store().schedule("s", transaction(*rows)) == Scheduled(stored=1000)
