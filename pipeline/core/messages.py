@@ -12,15 +12,16 @@ In a stream it has a field for each of these. What users read and write is calle
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
-from typing import Any, Final, Self
+from typing import Any, Final, Self, TypeVar, dataclass_transform
 
 from pipeline.core.due import time_of_ms
 from pipeline.core.ids import LINE_NO_LENGTH, MESSAGE_ID_LENGTH, TOKEN_LENGTH, message_id_of_entry
 
+T = TypeVar("T")
 DEFAULT_TOPIC: Final = "default"
 REQUEST_FIELDS: Final = ("message", "delay_sec", "countdown", "due", "id", "topic", "headers", "cancel", "replace")
 FORM_PLAIN: Final = "m"
@@ -80,7 +81,13 @@ class Rejection:
     detail: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass_transform(frozen_default=True, field_specifiers=(field,))
+def value_type(*, kw_only: bool = False) -> Callable[[type[T]], type[T]]:
+    """Make a dataclass that type checkers take for frozen. At run time it is not, as that costs 1 us for each one that is made."""
+    return dataclass(slots=True, kw_only=kw_only)
+
+
+@value_type()
 class Message:
     """A message: requested, scheduled, delivered, pending (``store.entries.Entry``) or dead (``DeadLetter``).
 
@@ -116,10 +123,9 @@ class Message:
     def to_member(self, message_id: str = "", is_rescheduled: bool = False) -> bytes:
         """Write it as the member that is scheduled; equal messages give equal bytes.
 
-        Args:
-            message_id: of a request, which has none yet.
+        ``message_id`` is that of a request, which has none yet; ``is_rescheduled`` if it is scheduled at another time than
+        ``due_ms``, or for its group alone.
 
-            is_rescheduled: whether it is scheduled at another time than ``due_ms``, or for its group alone.
         Raises:
             ValueError: the message id has another form, or a text holds a lone surrogate, which UTF-8 can't carry.
         """
@@ -150,10 +156,8 @@ class Message:
     def from_member(cls, member: bytes, due_ms: int, attempt: int = 1) -> Self:
         """Read a scheduled message.
 
-        Args:
-            due_ms: its score.
+        ``due_ms`` is its score, and ``attempt`` which one this is, unless the member itself says it.
 
-            attempt: which one this is, unless the member itself says it.
         Raises:
             ValueError: the member is not one that ``to_member`` writes; the sentence says what is wrong with it.
         """
@@ -211,10 +215,8 @@ class Message:
     def from_fields(cls, fields: Mapping[bytes, bytes], entry_id: str, /, deliveries: int = 1, **known: Any) -> Self:
         """Read an entry of a stream. Whatever another program wrote there, it is a message: what is not UTF-8 becomes readable.
 
-        Args:
-            deliveries: how often the entry was delivered: each one after the first is one attempt more.
-
-            known: attributes that count instead of what the fields say.
+        ``deliveries`` is how often the entry was delivered: each one after the first is one attempt more. What is ``known`` counts
+        instead of what the fields say.
         """
         texts = {name.decode("utf-8", "replace"): value.decode("utf-8", "replace") for name, value in fields.items()}
         read: dict[str, Any] = {
@@ -238,7 +240,6 @@ class Replacement:
 
     @property
     def key(self) -> str:
-        """Return its idempotency key."""
         return self.message.id
 
 

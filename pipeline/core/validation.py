@@ -37,7 +37,8 @@ Kind = Literal["json", "csv", "sock"]
 REQUEST_BYTES_MAX: Final = 4 * 1024 * 1024
 MESSAGE_BYTES_MAX: Final = 256 * 1024
 
-ID_PATTERN: Final = r"[A-Za-z0-9._:-]{1,128}"
+ID_LENGTH_MAX: Final = 128
+ID_PATTERN: Final = rf"[A-Za-z0-9._:-]{{1,{ID_LENGTH_MAX}}}"
 TOPIC_PATTERN: Final = r"[A-Za-z0-9._-]{1,64}"
 
 _ID: Final = re.compile(ID_PATTERN)

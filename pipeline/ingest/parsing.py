@@ -1,32 +1,34 @@
 """From the bytes of a landing file to its messages: the rules of ``core/validation.py`` at millions of lines.
 
-``validate_line`` is the reference and judges whatever is unusual. Two faster forms come first: lines that are no more than a
-message and a number are read all at once (``plain_lines.py``), and the other usual ones one by one (``usual_lines.py``). A line
-that neither takes is not refused: it goes to the reference. So they may be narrow and must never accept more; a table and property
-tests hold that.
+``validate_line`` is the reference and judges whatever is unusual. Three faster forms come first: lines that are no more than a
+message and a number are read all at once (``plain_lines.py``), then those that differ in their values alone (``alike_lines.py``),
+and the other usual ones one by one (``usual_lines.py``). A line that none takes is not refused: it goes to the reference. So they
+may be narrow and must never accept more; a table and property tests hold that.
 
 Guarantee: the same file gives the same messages with the same ids and due times, whenever and however often it is parsed.
 """
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Final
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from pipeline.core.ids import LINE_NO_MAX, TOKEN_ALPHABET, TOKEN_HALF_BITS
 from pipeline.core.messages import FORM_PLAIN, Change, Message, Reason, Rejection, Replacement
 from pipeline.core.validation import Kind, validate_line
-from pipeline.ingest.plain_lines import NO_PLAIN_LINES, Ints, Lines, read_plain_lines
+from pipeline.ingest.alike_lines import read_alike_lines, read_csv_rows
+from pipeline.ingest.columns import Accepted, IdParts, accept, join
+from pipeline.ingest.plain_lines import Ints, Lines, read_plain_lines
 from pipeline.ingest.usual_lines import fast_request
 
 # A file is parsed and stored in parts of about so many bytes, cut at line ends, which bounds what a task holds of it. The
 # cuts name the markers of the parts, so the number must never change.
 PART_BYTES: Final = 16 * 1024 * 1024
-PLAIN_FROM_LINES: Final = 100  # so many take as long one by one as at once
+AT_ONCE_FROM_LINES: Final = 100  # so many take as long one by one as at once
 
 _BOM: Final = b"\xef\xbb\xbf"
 _STAMP: Final = re.compile(rb"([0-9]{1,15})\t")
@@ -57,17 +59,17 @@ class RejectedLine:
 
 @dataclass(frozen=True, slots=True)
 class ParsedPart:
-    """The messages of one part of a file: ``line_nos``, ``due_ms`` and ``members`` run in parallel, in no order.
+    """The messages of one part of a file: ``line_nos`` to ``idempotency_keys`` run in parallel, in no order.
 
-    ``part_id`` names what is stored of this part; ``idempotency_keys`` are by index into the three. ``changes`` are the lines that
-    cancel or replace; each replacement has its message id.
+    ``part_id`` names what is stored of this part. A message without idempotency key has null. ``changes`` are the lines that cancel
+    or replace; each replacement has its message id.
     """
 
     part_id: str
     line_nos: Ints
     due_ms: Ints
     members: pa.Array
-    idempotency_keys: dict[int, str]
+    idempotency_keys: pa.Array
     rejected: list[RejectedLine]
     lines: int
     blank: int
@@ -102,27 +104,63 @@ def _line_end(content: bytes, start: int) -> int:
 
 
 def _parse_part(part_id: str, file: FileText, header: str, lines: Lines, first_line: int) -> ParsedPart:
-    """Read the plain lines at once and the others one by one."""
-    others = _OneByOne(file, header, is_fast=file.kind != "csv" and first_line + len(lines) - 1 <= LINE_NO_MAX)
-    plain = NO_PLAIN_LINES
-    if others.is_fast and file.kind == "json" and len(lines) >= PLAIN_FROM_LINES:
-        plain = read_plain_lines(lines, file.arrival_ms)
-    is_other = np.ones(len(lines), np.bool_)
-    is_other[plain.indexes] = False
-    for index, line in zip(np.flatnonzero(is_other).tolist(), lines.cut(is_other), strict=True):
+    """Read the lines that can be read many at once, and the others one by one."""
+
+    def message_ids(indexes: Ints) -> IdParts:
+        return file.token.encode(), as_hex(indexes + first_line)
+
+    is_within = first_line + len(lines) - 1 <= LINE_NO_MAX
+    found = read_at_once(lines, file.kind, header, file.arrival_ms, message_ids) if is_within else []
+    is_left = np.ones(len(lines), np.bool_)
+    for accepted in found:
+        is_left[accepted.indexes] = False
+    others = _OneByOne(file, header, is_fast=file.kind != "csv" and is_within)
+    for index, line in zip(np.flatnonzero(is_left).tolist(), lines.cut(is_left), strict=True):
         others.read(line, first_line + index)
-    line_nos = plain.indexes + first_line
-    members = pc.binary_join_element_wise(file.token.encode(), as_hex(line_nos), FORM_PLAIN.encode(), plain.texts, b"")
+    indexes, due_ms, members, keys = joined([*found, others.accepted(first_line)])
     return ParsedPart(
         part_id,
-        line_nos=np.concatenate((np.array(others.line_nos, np.int64), line_nos)),
-        due_ms=np.concatenate((np.array(others.due_ms, np.int64), plain.due_ms)),
-        members=pa.concat_arrays([pa.array(others.members, pa.binary()), members]),
-        idempotency_keys=others.idempotency_keys,
+        line_nos=indexes + first_line,
+        due_ms=due_ms,
+        members=members,
+        idempotency_keys=keys,
         rejected=others.rejected,
         lines=len(lines),
         blank=others.blank,
         changes=others.changes,
+    )
+
+
+def read_at_once(
+    lines: Lines, kind: Kind, header: str, arrival_ms: int | Ints, message_ids: Callable[[Ints], IdParts]
+) -> list[Accepted]:
+    """Read the lines that are plain, then those that are alike, if there are many. What is not among them is left to others.
+
+    Args:
+        arrival_ms: of all of them, or of each.
+
+        message_ids: returns those of some lines, by index, as parts to be joined.
+    """
+    if len(lines) < AT_ONCE_FROM_LINES or kind == "sock":
+        return []
+    if kind == "csv":
+        return [*chain.from_iterable(accept(rows, arrival_ms, message_ids) for rows in read_csv_rows(lines, header))]
+    plain = read_plain_lines(lines, arrival_ms)
+    members = join(*message_ids(plain.indexes), FORM_PLAIN.encode(), plain.texts)
+    is_left = np.ones(len(lines), np.bool_)
+    is_left[plain.indexes] = False
+    alike = (accept(columns, arrival_ms, message_ids) for columns in read_alike_lines(lines, is_left))
+    return [Accepted(plain.indexes, plain.due_ms, members, None), *chain.from_iterable(alike)]
+
+
+def joined(found: Sequence[Accepted]) -> tuple[Ints, Ints, pa.Array, pa.Array]:
+    """Return the columns of all that was accepted: indexes, due times, members, and keys, null where there is none."""
+    keys = [pa.nulls(len(each.indexes), pa.binary()) if each.keys is None else each.keys for each in found]
+    return (
+        np.concatenate([each.indexes for each in found]),
+        np.concatenate([each.due_ms for each in found]),
+        pa.concat_arrays([each.members for each in found]),
+        pa.concat_arrays(keys),
     )
 
 
@@ -140,15 +178,23 @@ def as_half(values: Ints) -> pa.Array:
     return pa.Array.from_buffers(pa.binary(), len(values), [None, pa.py_buffer(offsets), pa.py_buffer(characters)])
 
 
+def accepted_of(
+    indexes: Sequence[int], due_ms: Sequence[int], members: Sequence[bytes], keys: Sequence[str]
+) -> Accepted:
+    """Make columns of messages that were read one by one; an empty key is none."""
+    columns = np.array(indexes, np.int64), np.array(due_ms, np.int64), pa.array(members, pa.binary())
+    return Accepted(*columns, pa.array([key or None for key in keys], pa.string()).cast(pa.binary()))
+
+
 class _OneByOne:
-    """The lines of a part that are not plain, read one after the other."""
+    """The lines of a part that are neither plain nor alike, read one after the other."""
 
     def __init__(self, file: FileText, header: str, is_fast: bool) -> None:
         self.is_fast = is_fast
         self.line_nos: list[int] = []
         self.due_ms: list[int] = []
         self.members: list[bytes] = []
-        self.idempotency_keys: dict[int, str] = {}
+        self.keys: list[str] = []
         self.rejected: list[RejectedLine] = []
         self.changes: list[Change] = []
         self.blank = 0
@@ -174,11 +220,14 @@ class _OneByOne:
                 self.changes.append(self._with_message_id(judged, line_no))
                 return
             request = judged
-        if request.id:
-            self.idempotency_keys[len(self.members)] = request.id
+        self.keys.append(request.id)
         self.line_nos.append(line_no)
         self.due_ms.append(request.due_ms)
         self.members.append(request.to_member(self._message_id(line_no)))
+
+    def accepted(self, first_line: int) -> Accepted:
+        """Return the messages that were read."""
+        return accepted_of([number - first_line for number in self.line_nos], self.due_ms, self.members, self.keys)
 
     def _message_id(self, line_no: int) -> str:
         return f"{self._token}{line_no:08x}"  # as ids.message_id, which checks it, too

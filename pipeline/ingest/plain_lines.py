@@ -42,7 +42,7 @@ class Lines:
         if text and not text.endswith(b"\n"):
             ends = np.append(ends, len(text))
         starts = np.concatenate((ends[:0], [0], ends[:-1] + 1))[: len(ends)]
-        has_return = (ends > starts) & (_bytes_at(text, ends - 1) == _RETURN)
+        has_return = (ends > starts) & (bytes_at(text, ends - 1) == _RETURN)
         return cls(text, starts, ends - has_return)
 
     def __len__(self) -> int:
@@ -61,9 +61,6 @@ class PlainLines:
     indexes: Ints
     due_ms: Ints
     texts: pa.Array
-
-
-NO_PLAIN_LINES: Final = PlainLines(np.empty(0, np.int64), np.empty(0, np.int64), pa.array([], pa.binary()))
 
 
 def read_plain_lines(lines: Lines, arrival_ms: int | Ints) -> PlainLines:
@@ -90,11 +87,11 @@ def read_plain_lines(lines: Lines, arrival_ms: int | Ints) -> PlainLines:
         & _is_at(text, q5 + 1, b":")
         & _is_at(text, stops - 1, b"}")
     )
-    is_number, number = _whole_numbers(text, second_value, stops - 1)
+    is_number, number = whole_numbers(text, second_value, stops - 1)
     due_ms = np.where(is_delay, arrivals + number * 1000, number)
     is_plain &= is_number & np.where(is_delay, number <= DELAY_SEC_MAX, number >= EPOCH_MS_MIN)
     is_plain &= (due_ms >= 0) & (due_ms <= DUE_MS_MAX)
-    return PlainLines(indexes[is_plain], due_ms[is_plain], _slices(text, q2[is_plain] + 1, q3[is_plain]))
+    return PlainLines(indexes[is_plain], due_ms[is_plain], slices(text, q2[is_plain] + 1, q3[is_plain]))
 
 
 def _with_six_quotes(lines: Lines) -> tuple[Ints, Ints]:
@@ -106,11 +103,12 @@ def _with_six_quotes(lines: Lines) -> tuple[Ints, Ints]:
     first_quote = np.searchsorted(quotes, lines.starts)
     is_fit = (np.diff(first_quote, append=len(quotes)) == 6) & (lines.stops - lines.starts <= USUAL_LINE_BYTES_MAX)
     is_fit[odd_line[odd < lines.stops[odd_line]]] = False
-    indexes = np.flatnonzero(is_fit & _is_utf8(lines.text))
+    indexes = np.flatnonzero(is_fit & is_utf8(lines.text))
     return indexes, quotes[first_quote[indexes, None] + np.arange(6)]
 
 
-def _is_utf8(text: bytes) -> bool:
+def is_utf8(text: bytes) -> bool:
+    """Say whether a text is UTF-8."""
     if text.isascii():
         return True
     try:
@@ -120,7 +118,7 @@ def _is_utf8(text: bytes) -> bool:
     return True
 
 
-def _bytes_at(text: bytes, places: Ints) -> np.ndarray[Any, np.dtype[np.uint8]]:
+def bytes_at(text: bytes, places: Ints) -> np.ndarray[Any, np.dtype[np.uint8]]:
     """Return the bytes at places; beyond the ends of the text those at the ends, which callers tell apart by the places."""
     data = np.frombuffer(text, np.uint8)
     return data.take(places, mode="clip") if text else np.zeros(len(places), np.uint8)
@@ -129,24 +127,24 @@ def _bytes_at(text: bytes, places: Ints) -> np.ndarray[Any, np.dtype[np.uint8]]:
 def _is_at(text: bytes, places: Ints, word: bytes) -> Bools:
     found = np.ones(len(places), np.bool_)
     for offset, byte in enumerate(word):
-        found &= _bytes_at(text, places + offset) == byte
+        found &= bytes_at(text, places + offset) == byte
     return found
 
 
-def _whole_numbers(text: bytes, starts: Ints, stops: Ints) -> tuple[Bools, Ints]:
+def whole_numbers(text: bytes, starts: Ints, stops: Ints) -> tuple[Bools, Ints]:
     """Read whole numbers as JSON writes them, without a sign; says first which of them are there."""
     lengths = stops - starts
     is_number = (lengths >= 1) & (lengths <= DIGITS_MAX) & ~((lengths > 1) & _is_at(text, starts, b"0"))
     numbers = np.zeros(len(starts), np.int64)
     for offset in range(lengths[is_number].max(initial=0)):
-        digits = _bytes_at(text, starts + offset) - np.uint8(_ZERO)  # what is below "0" turns round and is above 9
+        digits = bytes_at(text, starts + offset) - np.uint8(_ZERO)  # what is below "0" turns round and is above 9
         is_inside = offset < lengths
         is_number &= ~is_inside | (digits <= 9)
         numbers = np.where(is_inside, numbers * 10 + digits, numbers)
     return is_number, numbers
 
 
-def _slices(text: bytes, starts: Ints, stops: Ints) -> pa.Array:
+def slices(text: bytes, starts: Ints, stops: Ints) -> pa.Array:
     """Cut slices out of a text: in an array of all that lies in and between them every second is one."""
     offsets = np.stack((starts, stops), axis=1).ravel().astype(np.int32)
     if not len(offsets):

@@ -39,3 +39,8 @@ def members(part: ParsedPart) -> list[bytes]:
 def dues(part: ParsedPart) -> list[int]:
     """When they are due, in line order."""
     return part.due_ms[part.line_nos.argsort()].tolist()
+
+
+def keys(part: ParsedPart) -> list[str]:
+    """Their idempotency keys, in line order."""
+    return [(part.idempotency_keys[index].as_py() or b"").decode() for index in part.line_nos.argsort().tolist()]

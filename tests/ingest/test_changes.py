@@ -30,6 +30,7 @@ from pipeline.store.base import Changed, Scheduled, Transaction
 from pipeline.store.connection import connect
 from pipeline.store.keys import keys_of
 from pipeline.store.shards import shard_of
+from tests.examples import scaled
 from tests.ingest.files import ARRIVAL_MS, parsed
 from tests.servers import RealServer
 
@@ -160,7 +161,7 @@ def rows_of_files(draw: st.DrawFn) -> dict[int, list[Row]]:
     return files
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=scaled(150), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     files=rows_of_files(),
     shards=st.sampled_from([1, 3]),

@@ -16,7 +16,8 @@ from pipeline.ingest.parsing import ParsedPart
 from pipeline.ingest.plain_lines import Lines, read_plain_lines
 from pipeline.ingest.usual_lines import fast_request
 from tests.cases.requests import CASES, Expected
-from tests.ingest.files import ARRIVAL_MS, TOKEN, dues, members, parsed
+from tests.examples import scaled
+from tests.ingest.files import ARRIVAL_MS, TOKEN, dues, keys, members, parsed
 
 
 def parse_line(line: bytes, kind: Kind, arrival_ms: int, header: str | None) -> ParsedPart:
@@ -30,9 +31,8 @@ def assert_is(part: ParsedPart, expected: Expected, line: bytes) -> None:
     """Compare what was parsed with what the reference says."""
     if isinstance(expected, Message):
         member = expected.to_member(message_id(TOKEN, 2))
-        found = (dues(part), members(part), part.idempotency_keys, part.rejected)
-        ids = {0: expected.id} if expected.id else {}
-        assert found == ([expected.due_ms], [member], ids, []), line
+        found = (dues(part), members(part), keys(part), part.rejected)
+        assert found == ([expected.due_ms], [member], [expected.id], []), line
         assert list(part.changes) == [], line
         return
     assert members(part) == [], line
@@ -189,7 +189,7 @@ _LINE_CASES = st.one_of(
 )
 
 
-@settings(max_examples=1_000, deadline=None)
+@settings(max_examples=scaled(1_000), deadline=None)
 @given(_LINE_CASES)
 @example(("json", "", b'{"message":"\\u0022","due":1700000000005,"due":1700000000006}'))
 def test_parsing_agrees_with_the_reference_on_lines_that_nobody_thought_of(case: tuple[Kind, str, bytes]) -> None:
@@ -199,7 +199,7 @@ def test_parsing_agrees_with_the_reference_on_lines_that_nobody_thought_of(case:
     assert_is(parse_line(line, kind, ARRIVAL_MS, header), expected, line)
 
 
-@settings(max_examples=1_000, deadline=None)
+@settings(max_examples=scaled(1_000), deadline=None)
 @given(_WHOLE_LINES.map(_as_bytes))
 def test_the_fast_form_takes_only_what_the_reference_takes(line: bytes) -> None:
     found = fast_request(line, ARRIVAL_MS)
@@ -226,7 +226,7 @@ _NEARLY_PLAIN_LINES = st.tuples(
 ).map(_mutated)
 
 
-@settings(max_examples=1_000, deadline=None)
+@settings(max_examples=scaled(1_000), deadline=None)
 @given(st.lists(st.one_of(_PLAIN_LINES.map(str.encode), _NEARLY_PLAIN_LINES, _LINES), max_size=20), st.booleans())
 def test_lines_that_are_read_at_once_are_read_as_the_reference_reads_them(sent: list[bytes], has_returns: bool) -> None:
     lines = Lines.of(b"".join(line + (b"\r\n" if has_returns else b"\n") for line in sent))
