@@ -24,22 +24,23 @@ from bench.workload import ARRIVAL_MS, Workload, bucket_start_ms, write_workload
 from pipeline.config import IngestSettings, KafkaSettings, RedisSettings
 from pipeline.core.clock import SystemClock
 from pipeline.core.ids import MESSAGE_ID_LENGTH
+from pipeline.ingest.kafka_reader import ReadSettings
 from pipeline.ingest.kafka_source import KafkaSource, read_kafka
-from pipeline.ingest.kafka_writer import RangeWriter, ReadSettings
+from pipeline.ingest.kafka_writer import RangeWriter
 from pipeline.ingest.query import start_query
 from pipeline.ingest.readers import read_landing
 from pipeline.ingest.writer import BatchWriter, WriterSettings
 
-ROWS, QUICK_ROWS = 400_000, 2_000
+ROWS, QUICK_ROWS = 1_000_000, 2_000
 ROUNDS, QUICK_ROUNDS = 5, 1
 PARTITIONS = 4
-ALL_AT_ONCE = 1_000_000_000  # offsets a batch
+SMALL_OFFSETS = 100_000  # offsets a batch
 QUERY_SEC_MAX = 300
-FILES, DEFAULT, ONE_BATCH = "files", "default", "one batch"
+FILES, DEFAULT, SMALL = "files", "default", "small"
 TITLES = {
     FILES: "files: default settings",
     DEFAULT: "topic: default settings",
-    ONE_BATCH: "topic: all in one batch",
+    SMALL: f"topic: batches of {SMALL_OFFSETS:,}",
 }
 
 Told = list[dict[str, Any]]
@@ -74,7 +75,7 @@ def take_samples(settings: dict[str, Any], broker: BenchBroker) -> list[Sample]:
         subjects = [
             _Subject(FILES, partial(_store_files, spark, workload)),
             _Subject(DEFAULT, partial(_store_topic, spark, broker, topic, KafkaSettings().offsets_per_trigger)),
-            _Subject(ONE_BATCH, partial(_store_topic, spark, broker, topic, ALL_AT_ONCE)),
+            _Subject(SMALL, partial(_store_topic, spark, broker, topic, SMALL_OFFSETS)),
         ]
         for number in range(settings["rounds"] + 1):
             for place in range(len(subjects)):

@@ -1,65 +1,45 @@
 """Records to messages, where Spark's workers store them: each record once, whoever reads it and how often.
 
-A batch brings ranges of offsets. The progress marker of a partition says how far it is stored, as the next offset, and moves in
-the transaction that stores the messages. So the marker counts, and not where a range begins. Transactions come in order of offset;
-the messages of one are in order of due time.
+A batch brings ranges of offsets. The progress marker of a partition says how far it is stored, and moves in the transaction that
+stores the messages. So the marker counts, and not where a range begins. Records are read in windows (``kafka_windows.py``), which
+come in order of offset; the messages of one are stored in order of due time, by some transactions.
 """
 
 import base64
 import logging
 import os
-import random
-import threading
+import sys
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Final
 
 import pyarrow as pa
 
-from pipeline.core.backoff import backoff_ms
-from pipeline.core.errors import SourceError
-from pipeline.core.records import ARRIVAL_MS_MAX, Record, RecordFormat, headers_of
+from pipeline.core.records import ARRIVAL_MS_MAX, Record, Records, headers_of
 from pipeline.core.text import visible
 from pipeline.ingest.kafka_parsing import parse_records
-from pipeline.ingest.kafka_reader import RecordReader
-from pipeline.ingest.parsing import FileText, ParsedPart, RejectedLine
+from pipeline.ingest.kafka_reader import Range, RangeReader, ReadSettings, RecordReader
+from pipeline.ingest.kafka_windows import WINDOW_TRANSACTIONS, PartitionMarker, WindowQueue
+from pipeline.ingest.parsing import PART_BYTES, FileText, ParsedPart, RejectedLine
 from pipeline.ingest.rejects import RejectsWriter
-from pipeline.ingest.transactions import split_by_shard, transaction_of_part
+from pipeline.ingest.transactions import split_by_shard
 from pipeline.ingest.writer import (
     TRANSACTION_BYTES,
     PartitionWriter,
+    ShardWriter,
     Summary,
     WriterSettings,
     open_changing_stores,
     open_stores,
     retrying,
 )
-from pipeline.kafka.cluster import Cluster, KafkaAway, Partition, RecordsGone, TopicGone
-from pipeline.store.base import NO_MARKER, ChangingStore, MarkerMove, Scheduled, SchedulingStore
+from pipeline.kafka.cluster import Cluster, Partition, TopicGone
+from pipeline.store.base import NO_MARKER, ChangingStore, MarkerMove, MessageRows, SchedulingStore, Transaction
+
+UNLIMITED: Final = sys.maxsize  # an open window was within the limits of who opened it
 
 log = logging.getLogger(__name__)
-
-T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True)
-class ReadSettings:
-    """What travels to the executors beside the settings of the writer."""
-
-    properties: dict[str, str]
-    format: RecordFormat
-    accept_loss: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Range:
-    """A row of a batch: the offsets of a partition from ``begin`` to before ``end``, as far as they are not stored yet."""
-
-    partition: Partition
-    begin: int
-    end: int
 
 
 class RangeWriter(PartitionWriter):
@@ -89,76 +69,9 @@ class RangeWriter(PartitionWriter):
             for batch in batches:
                 for row in batch.to_pylist():
                     partition = Partition(row["topic"], row["topic_id"], row["partition"])
-                    read = _RangeReader(self._read, *clients, Range(partition, row["begin"], row["end"]))
+                    read = RangeReader(self._read, *clients, Range(partition, row["begin"], row["end"]))
                     summary.add(RangeStorer(stores, self._settings, read, rejects).store())
         return summary
-
-
-class _RangeReader:
-    """Reads one range; waits where Kafka does not answer."""
-
-    def __init__(self, settings: ReadSettings, cluster: Cluster, reader: RecordReader, wanted: Range) -> None:
-        self.format: RecordFormat = settings.format
-        self.range = wanted
-        self.end = wanted.end
-        self._cluster, self._reader = cluster, reader
-        self._accept_loss = settings.accept_loss
-
-    def read(self, place: int, is_known: bool, count: int) -> tuple[list[Record], int]:
-        """Return records from an offset on, and the offset behind them.
-
-        Args:
-            is_known: whether all before ``place`` was read once, so that there must be no hole behind it.
-
-        Raises:
-            TopicGone: it was deleted.
-            SourceError: there is a hole, and it is not accepted.
-            ConfigError: the cluster does not let us in.
-        """
-        return self._waiting(partial(self._try, place, is_known, count))
-
-    def _try(self, place: int, is_known: bool, count: int) -> tuple[list[Record], int]:
-        partition = self.range.partition
-        try:
-            found = self._reader.read(partition, place, self.end, count, TRANSACTION_BYTES)
-        except (KafkaAway, TopicGone, RecordsGone) as exc:
-            self._cluster.check(partition)  # the reader may know it no more, or not yet
-            first = self._cluster.first_offsets([partition])[partition] if isinstance(exc, RecordsGone) else 0
-            if first > place:
-                return self._behind_hole(place, first, is_known)
-            # An election may have cut the end of the log off, and then nothing comes: it is read when it is written again.
-            self.end = min(self.end, max(place, self._cluster.end_offsets([partition])[partition]))
-            if self.end > place:
-                raise KafkaAway(str(exc) or f"{partition} can't be read yet") from exc
-            return [], place
-        # An id never comes back. So what was read is of this topic, if it is there still, and not of one made anew meanwhile.
-        self._cluster.check(partition)
-        return found
-
-    def _behind_hole(self, place: int, first: int, is_known: bool) -> tuple[list[Record], int]:
-        hole = f"the records {place} to {first - 1} of {self.range.partition}"
-        if is_known and not self._accept_loss:
-            raise SourceError(
-                f"Kafka has deleted {hole} before they were read. Start again with kafka.accept_loss = true to go on behind them."
-            )
-        if is_known:
-            log.warning("%s are lost: Kafka has deleted them", hole)
-        return [], min(first, self.end)
-
-    def _waiting(self, call: Callable[[], T]) -> T:
-        failures = 0
-        while True:
-            try:
-                result = call()
-            except KafkaAway as exc:
-                failures += 1
-                if failures == 1:
-                    log.warning("waiting for Kafka: %s", exc)
-                threading.Event().wait(backoff_ms(failures, random.random) / 1000)
-            else:
-                if failures:
-                    log.warning("Kafka answers again")
-                return result
 
 
 class RangeStorer:
@@ -168,98 +81,123 @@ class RangeStorer:
         self,
         shards: Sequence[tuple[SchedulingStore, ChangingStore]],
         settings: WriterSettings,
-        reader: _RangeReader,
+        reader: RangeReader,
         rejects: RejectsWriter,
     ) -> None:
-        self._shards = shards
+        self._stores = [store for store, _ in shards]
+        self._writers = [ShardWriter(store, changing, settings) for store, changing in shards]
         self._settings = settings
         self._reader = reader
         self._rejects = rejects
         self._part_id = reader.range.partition.part_id
-        self._markers = [self._marker(store) for store, _ in shards]
+        self._markers = [self._marker(store) for store in self._stores]
+        self._told = 0  # the offset up to which records are counted
         self._summary = Summary()
 
     def store(self) -> Summary:
         """Store the range; returns what became of its records."""
         reader = self._reader
-        places = [self._place(shard) for shard in range(len(self._shards))]
-        self._summary.duplicates = self._summary.lines = max(0, min(*places, reader.end) - reader.range.begin)
+        self._told = max(self._place(), reader.range.begin)
+        self._summary.duplicates = self._summary.lines = min(self._told, reader.end) - reader.range.begin
         was_read = reader.range.begin > 0 or NO_MARKER not in self._markers
         for shard, marker in enumerate(self._markers):
             if marker == NO_MARKER:  # each knows where it began before one has more: no checkpoint may say so again
-                self._store_share(shard, self._parse([]), reader.range.begin)
+                self._begin(shard)
         try:
-            while (place := min(self._place(shard) for shard in range(len(self._shards)))) < reader.end:
-                records, behind = reader.read(place, place > 0 and was_read, self._settings.transaction_messages)
-                self._store(records, place, behind)
+            while (place := self._place()) < reader.end:
+                self._store(*self._read(place, place > 0 and was_read))
         except TopicGone:
             log.warning("%s is gone: deleted, and what was not read of it with it", reader.range.partition)
-            return self._summary
-        for store, _ in self._shards:
+        else:
+            self._look_again()
+        for writer in self._writers:
+            self._summary.add(writer.summary)
+        return self._summary
+
+    def _look_again(self) -> None:
+        for store in self._stores:
             if self._settings.wait_for_disk:
                 retrying(store.wait_for_disk)
             # A server that came back without its last writes, as weak settings allow, has lost messages and markers together.
-            self._summary.lost += int(self._marker(store) or 0) < reader.end
-        return self._summary
-
-    def _place(self, shard: int) -> int:
-        return int(self._markers[shard] or self._reader.range.begin)
+            self._summary.lost += PartitionMarker.of(self._marker(store) or "0").next < self._reader.end
 
     def _marker(self, store: SchedulingStore) -> str:
         [marker] = retrying(lambda: store.markers(self._settings.source_id, [self._part_id]))
         return marker
 
-    def _store(self, records: Sequence[Record], place: int, behind: int) -> None:
+    def _marker_of(self, shard: int) -> PartitionMarker:
+        return PartitionMarker.of(self._markers[shard] or str(self._reader.range.begin))
+
+    def _place(self) -> int:
+        """Return the offset up to which all shards have everything."""
+        return min(self._marker_of(shard).next for shard in range(len(self._markers)))
+
+    def _begin(self, shard: int) -> None:
+        move = MarkerMove(self._part_id, NO_MARKER, str(self._reader.range.begin))
+        retrying(
+            lambda: self._stores[shard].schedule(
+                self._settings.source_id, Transaction([move], MessageRows([], []), MessageRows([], []), 0)
+            )
+        )
+        self._markers[shard] = self._marker(self._stores[shard])
+
+    def _read(self, place: int, is_known: bool) -> tuple[Records, int, int]:
+        """Read the records of a window; returns them, their first offset, and the one behind them."""
+        reader, messages = self._reader, self._settings.transaction_messages
+        markers = [self._marker_of(shard) for shard in range(len(self._markers))]
+        ends = {marker.end for marker in markers if marker.is_open and marker.end > place}
+        if not ends:
+            records, behind = reader.read(place, is_known, reader.end, WINDOW_TRANSACTIONS * messages, PART_BYTES)
+            return records, place, behind
+        end = min(*ends, reader.end)
+        if {end} != ends:  # we don't see all of an open window, or there are two: one transaction after the other
+            records, behind = reader.read(place, is_known, end, messages, TRANSACTION_BYTES)
+            return records, place, behind
+        records, behind = reader.read(place, is_known, end, UNLIMITED, UNLIMITED)
+        while behind < end == min(end, reader.end):
+            more, behind = reader.read(behind, True, end, UNLIMITED, UNLIMITED)
+            records.extend(more)
+        return (records, place, behind) if behind == end else (Records(), place, place)
+
+    def _store(self, records: Records, place: int, behind: int) -> None:
         """Store what lies between two offsets, in each shard that does not have it."""
         part = self._parse(records)
         if part.rejected:
             self._write_rejects(part, records, place, behind)
-        self._summary.add(Summary(part.lines, rejected=len(part.rejected), blank=part.blank))
-        shares = split_by_shard(part, len(self._shards))
-        for shard in range(len(self._shards)):
-            at, share = self._place(shard), shares.get(shard)
+        shares = split_by_shard(part, len(self._writers))
+        for shard, writer in enumerate(self._writers):
+            at, share = self._marker_of(shard).next, shares.get(shard)
             if place < at < behind:  # a writer died between two shards: this one has a part of it
-                left = self._parse([each for each in records if each.offset >= at])
-                share = split_by_shard(left, len(self._shards)).get(shard)
+                left = self._parse(records.since(at))
+                share = split_by_shard(left, len(self._writers)).get(shard)
             if at < behind:
-                self._store_share(shard, share or self._parse([]), behind)
+                queue = WindowQueue(
+                    share or self._parse(Records()), self._reader.range.begin, behind, self._markers[shard]
+                )
+                self._summary.duplicates += queue.place
+                writer.store([queue])
+                self._markers[shard] = queue.marker
+        if self._place() >= behind > self._told:
+            new = part if self._told <= place else self._parse(records.since(self._told))
+            self._summary.add(Summary(new.lines, rejected=len(new.rejected), blank=new.blank))
+            self._told = behind
 
-    def _parse(self, records: Sequence[Record]) -> ParsedPart:
+    def _parse(self, records: Records) -> ParsedPart:
         return parse_records(self._reader.range.partition, records, self._reader.format)
 
-    def _write_rejects(self, part: ParsedPart, records: Sequence[Record], place: int, behind: int) -> None:
-        """Put the rejects of a transaction in place. Writers with other transactions may write some of them once more."""
+    def _write_rejects(self, part: ParsedPart, records: Records, place: int, behind: int) -> None:
+        """Put the rejects of a window in place. Writers with other windows may write some of them once more."""
         partition = self._reader.range.partition
-        by_offset = {record.offset: record for record in records}
         name = f"{partition.part_id}.{place:014d}-{behind:014d}"
-        file = FileText(name, 1, "json", partition.topic[:100], max(0, records[0].timestamp_ms) & ARRIVAL_MS_MAX, b"")
-        rejected = ((each, by_offset[each.line_no]) for each in part.rejected)
+        arrival_ms = max(0, records.timestamps_ms[0]) & ARRIVAL_MS_MAX
+        file = FileText(name, 1, "json", partition.topic[:100], arrival_ms, b"")
+        indexes = (bisect_left(records.offsets, each.line_no) for each in part.rejected)
+        rejected = zip(part.rejected, map(records.at, indexes), strict=True)
         self._rejects.write(file, (_reject_record(partition, *each) for each in rejected))
         self._rejects.close()
         first = part.rejected[0]
         at = f"{visible(str(partition))} offset {first.line_no}, {first.rejection.reason.value}"
         self._summary.first_reject = self._summary.first_reject or at
-
-    def _store_share(self, shard: int, share: ParsedPart, behind: int) -> None:
-        store, changing = self._shards[shard]
-        move = MarkerMove(self._part_id, self._markers[shard], str(behind))
-        transaction = transaction_of_part(share, move)
-
-        def try_it() -> Scheduled | None:
-            # Each time: a server that was away may have lost what was changed. To change it again changes nothing.
-            changed = changing.apply(share.changes) if share.changes else None
-            done = store.schedule(self._settings.source_id, transaction)
-            if done is not None and changed is not None:
-                self._summary.add(Summary(**asdict(changed)))
-            return done
-
-        done = retrying(try_it)
-        if done is None:  # another writer, or a try whose reply was lost, has moved it
-            self._markers[shard] = self._marker(store)
-            self._summary.duplicates += len(share.due_ms)
-        else:
-            self._markers[shard] = str(behind)
-            self._summary.add(Summary(stored=done.stored, duplicates=len(done.duplicates)))
 
 
 def _reject_record(partition: Partition, line: RejectedLine, record: Record) -> dict[str, Any]:

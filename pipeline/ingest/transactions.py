@@ -15,11 +15,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipeline.core.buckets import bucket_start_ms
 from pipeline.core.messages import Change
 from pipeline.ingest.parsing import ParsedPart
 from pipeline.ingest.plain_lines import Ints
-from pipeline.store.base import NO_MARKER, IdentifiedMessage, MarkerMove, MessageRows, Transaction
+from pipeline.store.base import NO_MARKER, MarkerMove, MessageRows, Transaction
 from pipeline.store.shards import shard_of
 
 ALL_STORED: Final = "all"
@@ -37,12 +36,7 @@ class PartQueue:
         self.line_nos = part.line_nos[order]
         self.due_ms = part.due_ms[order]
         self.members = part.members.take(pa.array(order))
-        self.idempotency_keys: dict[int, str] = {}
-        if part.idempotency_keys:
-            places = {index: place for place, index in enumerate(order.tolist())}
-            self.idempotency_keys = {
-                places[index]: idempotency_key for index, idempotency_key in part.idempotency_keys.items()
-            }
+        self.keys = part.idempotency_keys.take(pa.array(order))
         self.changes = part.changes
         self.rejected = len(part.rejected)
         self.marker = NO_MARKER
@@ -58,10 +52,14 @@ class PartQueue:
             self.place = 0
         else:
             due_ms, line = marker.split(" ")
-            first = int(np.searchsorted(self.due_ms, int(due_ms), side="left"))
-            last = int(np.searchsorted(self.due_ms, int(due_ms), side="right"))
-            self.place = bisect_right(self.line_nos, int(line, 16), first, last)
+            self.place = self.place_behind(int(due_ms), int(line, 16))
         return self.place
+
+    def place_behind(self, due_ms: int, line_no: int) -> int:
+        """Return the place behind a message, which need not be there."""
+        first = int(np.searchsorted(self.due_ms, due_ms, side="left"))
+        last = int(np.searchsorted(self.due_ms, due_ms, side="right"))
+        return bisect_right(self.line_nos, line_no, first, last)
 
     def __len__(self) -> int:
         return len(self.due_ms)
@@ -76,6 +74,11 @@ class PartQueue:
         """Whether nothing is left, the record of that included."""
         return self.marker == ALL_STORED
 
+    @property
+    def is_begun(self) -> bool:
+        """Whether something of it is stored, and so all its changes are made."""
+        return self.marker != NO_MARKER
+
     def marker_at(self, place: int) -> str:
         """Return the marker that says that everything before ``place`` is stored."""
         if place == len(self):
@@ -87,16 +90,18 @@ class PartQueue:
         end = int(np.searchsorted(self._bytes_before, self._bytes_before[self.place] + size, side="right")) - 1
         return min(max(end, self.place + 1), self.place + messages, len(self))
 
+    def cut(self, end: int, has_key: bool) -> tuple[Ints, pa.Array, pa.Array]:
+        """Return due times, members and keys from the place on, up to ``end``, of the messages with a key, or without."""
+        part = slice(self.place, end)
+        due_ms, members, keys = self.due_ms[part], self.members[part], self.keys[part]
+        if keys.null_count == (0 if has_key else len(keys)):
+            return due_ms, members, keys
+        wanted = keys.is_valid() if has_key else keys.is_null()
+        return due_ms[wanted.to_numpy(zero_copy_only=False)], members.filter(wanted), keys.filter(wanted)
+
     def size_to(self, end: int) -> int:
         """Return the bytes of the members from the place on, up to ``end``."""
         return int(self._bytes_before[end] - self._bytes_before[self.place])
-
-
-def transaction_of_part(part: ParsedPart, move: MarkerMove) -> Transaction:
-    """Return the transaction that stores all messages of a part, and moves a marker."""
-    queue = PartQueue(part)
-    rows, keys = MessageRows(*_unidentified(queue, len(queue))), queue.idempotency_keys
-    return Transaction([move], rows, _identified(queue, len(queue)) if keys else [], len(part.rejected))
 
 
 def split_by_shard(part: ParsedPart, shards: int) -> dict[int, ParsedPart]:
@@ -106,11 +111,13 @@ def split_by_shard(part: ParsedPart, shards: int) -> dict[int, ParsedPart]:
     shard of the part, which is always in the result.
     """
     own = shard_of(part.part_id, shards)
-    if shards == 1 or not (part.idempotency_keys or part.changes):
+    keys = part.idempotency_keys
+    if shards == 1 or (keys.null_count == len(keys) and not part.changes):
         return {own: part}
     shard_numbers = np.full(len(part.due_ms), own)
-    for index, idempotency_key in part.idempotency_keys.items():
-        shard_numbers[index] = shard_of(idempotency_key, shards)
+    for index, key in enumerate(keys.to_pylist()):
+        if key is not None:
+            shard_numbers[index] = shard_of(key.decode(), shards)
     changes: dict[int, list[Change]] = {}
     for change in part.changes:
         changes.setdefault(shard_of(change.key, shards), []).append(change)
@@ -122,11 +129,7 @@ def split_by_shard(part: ParsedPart, shards: int) -> dict[int, ParsedPart]:
             line_nos=part.line_nos[indexes],
             due_ms=part.due_ms[indexes],
             members=part.members.take(pa.array(indexes)),
-            idempotency_keys={
-                place: part.idempotency_keys[index]
-                for place, index in enumerate(indexes.tolist())
-                if index in part.idempotency_keys
-            },
+            idempotency_keys=keys.take(pa.array(indexes)),
             rejected=part.rejected if shard == own else [],
             changes=changes.get(shard, []),
         )
@@ -156,10 +159,8 @@ class Step:
         """Return what the store is asked to do."""
         return Transaction(
             moves=[MarkerMove(queue.part_id, queue.marker, queue.marker_at(end)) for queue, end in self._ends],
-            rows=self._rows(),
-            identified=[
-                message for queue, end in self._ends if queue.idempotency_keys for message in _identified(queue, end)
-            ],
+            rows=self._rows(has_key=False),
+            identified=self._rows(has_key=True),
             rejected=sum(queue.rejected for queue, end in self._ends if end == len(queue)),
         )
 
@@ -168,34 +169,14 @@ class Step:
         for queue, end in self._ends:
             queue.marker, queue.place = queue.marker_at(end), end
 
-    def _rows(self) -> MessageRows:
-        """Return the messages without an idempotency key, in order of due_ms."""
-        columns = [_unidentified(queue, end) for queue, end in self._ends]
-        due_ms, members = np.concatenate([c[0] for c in columns]), pa.concat_arrays([c[1] for c in columns])
-        if len(columns) > 1:
-            order = np.argsort(due_ms, kind="stable")
-            due_ms, members = due_ms[order], members.take(pa.array(order))
-        return MessageRows(due_ms, members)
-
-
-def _unidentified(queue: PartQueue, end: int) -> tuple[Ints, pa.Array]:
-    due_ms, members = queue.due_ms[queue.place : end], queue.members[queue.place : end]
-    if queue.idempotency_keys:
-        places = np.array(
-            [p - queue.place for p in range(queue.place, end) if p not in queue.idempotency_keys], np.int64
+    def _rows(self, has_key: bool) -> MessageRows:
+        """Return the messages with an idempotency key, or without, in order of due_ms."""
+        columns = zip(*(queue.cut(end, has_key) for queue, end in self._ends), strict=True)
+        due_ms, members, keys = (list(column) for column in columns)
+        rows = MessageRows(np.concatenate(due_ms), pa.concat_arrays(members), pa.concat_arrays(keys))
+        if len(self._ends) == 1:
+            return rows
+        order = np.argsort(rows.due_ms, kind="stable")
+        return MessageRows(
+            rows.due_ms[order], rows.members.take(pa.array(order)), rows.idempotency_keys.take(pa.array(order))
         )
-        return due_ms[places], members.take(pa.array(places))
-    return due_ms, members
-
-
-def _identified(queue: PartQueue, end: int) -> list[IdentifiedMessage]:
-    return [
-        IdentifiedMessage(
-            bucket_start_ms(int(queue.due_ms[place])),
-            int(queue.due_ms[place]),
-            queue.members[place].as_py(),
-            queue.idempotency_keys[place],
-        )
-        for place in range(queue.place, end)
-        if place in queue.idempotency_keys
-    ]

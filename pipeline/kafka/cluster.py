@@ -19,6 +19,7 @@ from pipeline.core.errors import ConfigError
 
 ANSWER_SEC: Final = 10.0  # for one question to the cluster
 REASON_SEC: Final = 0.5  # of silence, after which it counts that the cluster does not let us in
+_left: Final[list[AdminClient]] = []  # clients that nobody needs any more
 
 
 class KafkaAway(Exception):
@@ -64,6 +65,13 @@ class Cluster:
             self._admin = AdminClient({**properties, "log_level": 0, "error_cb": self._reasons.note})  # type: ignore[dict-item]
         except KafkaException as exc:
             raise ConfigError(f"The Kafka client refuses its configuration: {exc.args[0].str()}.") from exc
+        _left.clear()
+
+    def __del__(self) -> None:
+        # A client runs Python in a thread of its own, when an answer comes. If the client is garbage and is collected there,
+        # librdkafka aborts the process. So it is let go by who makes the next one.
+        if admin := self.__dict__.get("_admin"):
+            _left.append(admin)
 
     def cluster_id(self) -> str:
         """Return the id of the cluster.

@@ -33,7 +33,7 @@ def part_of(*due_ms: int, ids: dict[int, str] | None = None, token: str = TOKEN,
         line_nos=np.array(lines, np.int64),
         due_ms=np.array(due_ms, np.int64),
         members=members,
-        idempotency_keys=ids or {},
+        idempotency_keys=pa.array([(ids or {}).get(index) for index in range(len(due_ms))], pa.binary()),
         rejected=refused,
         lines=len(lines),
         blank=0,
@@ -54,7 +54,7 @@ def bodies(transactions: list[Transaction]) -> list[str]:
     found: list[bytes] = []
     for transaction in transactions:
         found += pa.array(transaction.rows.members).to_pylist()
-        found += [message.member for message in transaction.identified]
+        found += transaction.identified.members.to_pylist()
     return [member.decode()[23:] for member in found]
 
 
@@ -119,7 +119,7 @@ def test_long_messages_make_shorter_transactions(bytes_max: int, sizes: list[int
 
 def test_messages_with_an_id_go_apart_and_rejects_are_counted_once_at_the_end() -> None:
     found = steps([queue_of(3, 2, 1, ids={1: "b"}, rejected=7)], 2)
-    assert [[m.idempotency_key for m in t.identified] for t in found] == [["b"], []]
+    assert [t.identified.idempotency_keys.to_pylist() for t in found] == [[b"b"], []]
     assert [bodies([t]) for t in found] == [["3", "2"], ["1"]]
     assert [t.rejected for t in found] == [0, 7]
 
@@ -134,7 +134,7 @@ def test_every_message_goes_to_one_shard_and_an_idempotency_key_always_to_the_sa
     for shard, part in parts.items():
         for index, line in enumerate(part.line_nos.tolist()):
             idempotency_key = ids[line - 1]
-            assert part.idempotency_keys.get(index, "") == idempotency_key
+            assert part.idempotency_keys[index].as_py() == (idempotency_key.encode() or None)
             assert shard == (shard_of(idempotency_key, shards) if idempotency_key else own)
             assert (part.due_ms[index], part.members[index].as_py()[23:]) == (line - 1, b"%d" % line)
 

@@ -12,9 +12,9 @@ from pyspark.sql import SparkSession
 from pipeline.config import KafkaSettings, RedisSettings
 from pipeline.core.clock import SystemClock
 from pipeline.core.messages import Message
-from pipeline.ingest.kafka_reader import RecordReader
+from pipeline.ingest.kafka_reader import ReadSettings, RecordReader
 from pipeline.ingest.kafka_source import KafkaSource, name_of, read_kafka
-from pipeline.ingest.kafka_writer import RangeWriter, ReadSettings
+from pipeline.ingest.kafka_writer import RangeWriter
 from pipeline.ingest.query import query_failure, start_query
 from pipeline.ingest.writer import BatchWriter, Summary, WriterSettings
 from pipeline.kafka.cluster import Cluster, Partition

@@ -155,7 +155,7 @@ def read(reader: RecordReader, partition: Partition) -> list[bytes | None]:
     place = 0
     while place < len(VALUES):
         records, place = reader.read(partition, place, len(VALUES), 100, 1 << 20)
-        values += [each.value for each in records]
+        values += records.values
     return values
 
 

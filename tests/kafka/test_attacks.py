@@ -2,12 +2,12 @@
 
 import ctypes
 import json
+import sys
 import threading
 import uuid
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import confluent_kafka
 import pytest
@@ -15,9 +15,10 @@ from confluent_kafka import TopicCollection
 
 from pipeline.core.errors import ConfigError
 from pipeline.core.messages import Message
-from pipeline.ingest.kafka_reader import RecordReader
-from pipeline.ingest.kafka_writer import Range, RangeStorer, ReadSettings, _RangeReader
+from pipeline.ingest.kafka_reader import Range, RangeReader, ReadSettings, RecordReader
+from pipeline.ingest.kafka_writer import RangeStorer
 from pipeline.ingest.rejects import RejectsWriter
+from pipeline.ingest.transactions import PartQueue
 from pipeline.ingest.writer import Summary, open_changing_stores, open_stores
 from pipeline.kafka.cluster import Cluster, Partition
 from pipeline.kafka.properties import client_properties
@@ -48,7 +49,7 @@ def storer(intake: Intake, begin: int, end: int, transaction_messages: int) -> R
     stores = list(zip(open_stores(settings.redis), open_changing_stores(settings), strict=True))
     clients = Cluster(source.properties), RecordReader(source.properties)
     wanted = Range(intake.first_partition(), begin, end)
-    reader = _RangeReader(ReadSettings(source.properties, "json", False), *clients, wanted)
+    reader = RangeReader(ReadSettings(source.properties, "json", False), *clients, wanted)
     return RangeStorer(stores, settings, reader, RejectsWriter(intake.rejects))
 
 
@@ -90,23 +91,19 @@ def test_rejects_of_one_partition_replace_those_of_no_other(intake: Intake) -> N
     assert rejected(intake) == ["new 0", "new 1", "old 0", "old 1"]
 
 
-def test_a_writer_with_smaller_transactions_replaces_no_rejects(
-    intake: Intake, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_writer_with_a_smaller_window_replaces_no_rejects(intake: Intake, monkeypatch: pytest.MonkeyPatch) -> None:
     """It puts its rejects in place between those of the other and its transaction, and then dies."""
     intake.make_topic()
     intake.send(*(f"bad {n}".encode() for n in range(10)))
-    one, other = storer(intake, 0, 10, 10), storer(intake, 0, 10, 3)
-    store_share = one._store_share
+    one, other = storer(intake, 0, 10, 10), storer(intake, 0, 3, 10)
+    store = one._writers[0].store
 
-    def late(shard: int, share: Any, behind: int) -> None:
-        if behind:
-            monkeypatch.setattr(other, "_store_share", lambda *_: None)
-            records, until = other._reader.read(0, False, 3)
-            other._store(records, 0, until)
-        store_share(shard, share, behind)
+    def late(queues: list[PartQueue]) -> None:
+        monkeypatch.setattr(other._writers[0], "store", lambda _: None)
+        other._store(*other._read(0, False))
+        store(queues)
 
-    monkeypatch.setattr(one, "_store_share", late)
+    monkeypatch.setattr(one._writers[0], "store", late)
     one.store()
     assert {*rejected(intake)} == {f"bad {n}" for n in range(10)}
 
@@ -119,15 +116,8 @@ def test_what_one_shard_has_done_is_not_done_again_when_another_catches_up(
     intake.make_topic()
     key = next(key for key in (f"k{n}" for n in range(100)) if shard_of(key, 2) == 0)
     intake.send(json.dumps({"cancel": key}).encode(), *(line(f"m{n}") for n in range(5)))
-    dying = storer(intake, 0, 6, 3)
-    store_share = dying._store_share
-
-    def die(shard: int, share: Any, behind: int) -> None:
-        if shard == 1 and behind:
-            raise SystemExit
-        store_share(shard, share, behind)
-
-    monkeypatch.setattr(dying, "_store_share", die)
+    dying = storer(intake, 0, 3, 5)
+    monkeypatch.setattr(dying._writers[1], "store", lambda _: sys.exit())
     with pytest.raises(SystemExit):
         dying.store()
     again = Message(4_000_000_000_000, "again", id=key, message_id="z" * 14 + "0" * 8)
@@ -143,14 +133,7 @@ def test_a_shard_that_has_nothing_yet_knows_where_it_began(intake: Intake, monke
     keys = [f"k{n}" for n in range(10)]
     intake.send(b"before", *(line(key, id=key) for key in keys))
     dying = storer(intake, 1, 11, 100)
-    store_share = dying._store_share
-
-    def die(shard: int, share: Any, behind: int) -> None:
-        store_share(shard, share, behind)
-        if behind == 11:
-            raise SystemExit
-
-    monkeypatch.setattr(dying, "_store_share", die)
+    monkeypatch.setattr(dying._writers[1], "store", lambda _: sys.exit())
     with pytest.raises(SystemExit):
         dying.store()
     intake.send(line("later"))
@@ -215,7 +198,7 @@ def test_a_client_that_does_not_know_a_new_partition_yet_learns_of_it(intake: In
     intake.broker._producer.list_topics(intake.topic, 10)
     intake.send(line("second"), partition=1)
     at = replace(intake.first_partition(), number=1)
-    reader = _RangeReader(ReadSettings({}, "json", False), old._reader._cluster, old._reader._reader, Range(at, 0, 1))
+    reader = RangeReader(ReadSettings({}, "json", False), old._reader._cluster, old._reader._reader, Range(at, 0, 1))
     settings, _ = intake.settings(10)
     stores = list(zip(open_stores(settings.redis), open_changing_stores(settings), strict=True))
     assert RangeStorer(stores, settings, reader, RejectsWriter(intake.rejects)).store().stored == 1

@@ -138,7 +138,7 @@ def test_a_writer_that_died_between_two_shards_is_gone_on_from(
 
     with monkeypatch.context() as patch:
         patch.setattr(RedisStore, "schedule", fail_now_and_then)
-        for transaction_messages in (7, 5, 11, 3, 13):
+        for transaction_messages in (3, 2, 4, 1, 3):
             with pytest.raises(SystemExit):
                 intake.store(0, 60, transaction_messages)
     total = intake.store(0, 60, 9)

@@ -1,45 +1,31 @@
 """The tests of what stores records of Kafka notice what they are there for: each protection, taken out, is missed by one."""
 
 import inspect
-from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from pipeline.core.errors import PipelineError, SourceError
-from pipeline.ingest.kafka_writer import RangeStorer, _RangeReader
+from pipeline.ingest.kafka_reader import RangeReader
+from pipeline.ingest.kafka_windows import WindowQueue
+from pipeline.ingest.kafka_writer import RangeStorer
 from tests.chaos.test_planted import Mutant, plant
 from tests.kafka import test_attacks as attacks
 from tests.kafka import test_ingest as ingest
+from tests.kafka import test_windows as windows
 from tests.kafka.broker import Broker
 from tests.kafka.intake import Intake, line
 from tests.servers import RealServer
 
 pytestmark = [pytest.mark.planted, pytest.mark.xdist_group("kafka")]
 
-STORE, SHARE, TRY = (RangeStorer, "_store"), (RangeStorer, "_store_share"), (_RangeReader, "_try")
+STORE, READ, TRY = (RangeStorer, "_store"), (RangeStorer, "_read"), (RangeReader, "_try")
+RESUME, MARKER_AT, END_OF = ((WindowQueue, name) for name in ("resume", "marker_at", "end_of"))
+PART = windows.test_a_range_that_ends_within_an_open_window_leaves_what_is_known_of_it
 ANEW = ingest.test_what_was_planned_of_a_topic_is_not_read_of_another_under_its_name
-
-
-def overtaken_by_one_that_dies(intake: Intake, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another writer stores a part of a transaction before, and nothing after."""
-    intake.make_topic()
-    intake.send(*(line(f"{n}") for n in range(10)))
-    one = attacks.storer(intake, 0, 10, 10)
-    store_share = one._store_share
-
-    def late(shard: int, share: Any, behind: int) -> None:
-        if behind and intake.bodies().total() == 0:
-            other = attacks.storer(intake, 0, 10, 3)
-            records, until = other._reader.read(0, False, 3)
-            other._store(records, 0, until)
-        store_share(shard, share, behind)
-
-    monkeypatch.setattr(one, "_store_share", late)
-    assert one.store().lost == 0  # else the batch is stored again
-    assert intake.bodies() == Counter(f"{n}" for n in range(10))
 
 
 def read_behind_a_hole(intake: Intake) -> None:
@@ -55,10 +41,58 @@ Fault = tuple[tuple[Any, str], Callable[..., None], str, str]
 
 FAULTS: dict[str, Fault] = {
     "who was overtaken counts as stored": (
-        SHARE,
-        overtaken_by_one_that_dies,
-        "self._markers[shard] = self._marker(store)\n",
-        "self._markers[shard] = str(behind)\n",
+        STORE,
+        windows.test_who_was_overtaken_leaves_what_the_other_has_stored,
+        "self._markers[shard] = queue.marker",
+        "self._markers[shard] = str(behind)",
+    ),
+    "what another has stored of the records that were read is stored again": (
+        RESUME,
+        windows.test_who_was_overtaken_leaves_what_the_other_has_stored,
+        "at.next != self._made_at.next or (",
+        "False or (",
+    ),
+    "an open window with another end is gone on with": (
+        RESUME,
+        partial(windows.test_who_meets_a_window_that_was_opened_meanwhile_goes_on_with_it, end=8),
+        "at.is_open and at.end not in (self._end, self._made_at.end)",
+        "False",
+    ),
+    "the place in an open window is forgotten": (
+        RESUME,
+        windows.test_a_window_is_stored_in_order_of_due_time_and_its_marker_says_how_far,
+        "self.place_behind(at.due_ms, at.offset) if at.is_open else 0",
+        "0",
+    ),
+    "what a window has changed is changed again": (
+        (WindowQueue, "is_begun"),
+        windows.test_what_a_window_has_changed_is_not_changed_again_by_who_goes_on_with_it,
+        "return self._marker_of(self.marker).is_open",
+        "return False",
+    ),
+    "who sees a part of an open window closes it": (
+        MARKER_AT,
+        PART,
+        "max(at.end, self._end)",
+        "self._end",
+    ),
+    "who sees a part of an open window opens another": (
+        END_OF,
+        PART,
+        "return len(self) if is_within_another else PartQueue.end_of",
+        "return PartQueue.end_of",
+    ),
+    "an open window is read in part": (
+        READ,
+        windows.test_a_window_is_stored_in_order_of_due_time_and_its_marker_says_how_far,
+        "while behind < end == min(end, reader.end):",
+        "while False:",
+    ),
+    "two shards with windows of their own are taken for one": (
+        READ,
+        windows.test_two_shards_with_windows_of_their_own_get_small_transactions,
+        "if {end} != ends:",
+        "if False:",
     ),
     "it is not asked what topic was read": (
         TRY,
@@ -67,7 +101,7 @@ FAULTS: dict[str, Fault] = {
         "return found",
     ),
     "a hole is passed over": (
-        (_RangeReader, "_behind_hole"),
+        (RangeReader, "_pass_hole"),
         read_behind_a_hole,
         "if is_known and not self._accept_loss:",
         "if False:",
@@ -80,7 +114,7 @@ FAULTS: dict[str, Fault] = {
     ),
     "rejects have the name of their partition alone": (
         (RangeStorer, "_write_rejects"),
-        attacks.test_a_writer_with_smaller_transactions_replaces_no_rejects,
+        attacks.test_a_writer_with_a_smaller_window_replaces_no_rejects,
         'f"{partition.part_id}.{place:014d}-{behind:014d}"',
         "partition.part_id",
     ),
@@ -98,22 +132,19 @@ def intake(broker: Broker, server: RealServer, tmp_path: Path) -> Intake:
     return Intake(broker, server, None, tmp_path)  # type: ignore[arg-type]  # without Spark
 
 
-@pytest.mark.parametrize("check", [overtaken_by_one_that_dies, read_behind_a_hole])
-def test_without_a_fault_these_pass(
-    check: Callable[..., None], intake: Intake, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run(check, intake, monkeypatch)
+def test_without_a_fault_it_passes(intake: Intake) -> None:
+    read_behind_a_hole(intake)
 
 
 @pytest.mark.parametrize("name", FAULTS)
-def test_a_planted_fault_is_noticed(name: str, intake: Intake, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_planted_fault_is_noticed(name: str, intake: Intake, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     target, check, old, new = FAULTS[name]
     plant(Mutant(name, (), {target: ((old, new),)}), monkeypatch)
     with pytest.raises((AssertionError, PipelineError, pytest.fail.Exception)):
-        run(check, intake, monkeypatch)
+        run(check, intake, monkeypatch, tmp_path)
 
 
-def run(check: Callable[..., None], intake: Intake, monkeypatch: pytest.MonkeyPatch) -> None:
+def run(check: Callable[..., None], intake: Intake, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Call a test with what it asks for."""
-    there = {"intake": intake, "monkeypatch": monkeypatch}
-    check(**{name: there[name] for name in inspect.signature(check).parameters})
+    there = {"intake": intake, "monkeypatch": monkeypatch, "tmp_path": tmp_path}
+    check(**{name: there[name] for name in inspect.signature(check).parameters if name in there})

@@ -1,6 +1,8 @@
 """Kafka as it is read: topics and their ids, ends, gaps, what was deleted."""
 
 import pickle
+import subprocess
+import sys
 import uuid
 
 import numpy as np
@@ -9,6 +11,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
 from pipeline.config import KafkaSettings
 from pipeline.core.ids import token_epoch_ms
+from pipeline.core.records import Records
 from pipeline.ingest.kafka_parsing import tokens_of
 from pipeline.ingest.kafka_reader import RecordReader
 from pipeline.ingest.kafka_source import RangePlanner
@@ -41,6 +44,29 @@ def test_topics_are_found_by_name_and_pattern_and_only_these(broker: Broker, top
     assert cluster.partitions_of(f"{topic},^{topic}$,^__") == found, "no internal ones"
 
 
+GARBAGE = """
+import gc
+from concurrent.futures import wait
+from pipeline.kafka.cluster import Cluster
+
+gc.disable()
+cluster = Cluster({"bootstrap.servers": "127.0.0.1:1"})
+answer = cluster._admin.describe_cluster(request_timeout=0.5)
+answer.add_done_callback(lambda _: gc.collect())
+cluster.itself = cluster  # as the traceback of an error does, that holds the frame that holds the error
+del cluster
+assert wait([answer], 10).done
+Cluster({"bootstrap.servers": "127.0.0.1:1"})
+print("alive")
+"""
+
+
+def test_a_client_that_is_garbage_when_its_answer_comes_ends_no_process() -> None:
+    command = [sys.executable, "-P", "-c", GARBAGE]
+    ran = subprocess.run(command, check=False, capture_output=True, text=True, timeout=60)
+    assert (ran.returncode, ran.stdout) == (0, "alive\n"), ran.stderr
+
+
 def test_a_topic_made_anew_is_another_one(broker: Broker, topic: str) -> None:
     cluster = cluster_of(broker)
     [old, _] = cluster.partitions_of(topic)
@@ -69,13 +95,15 @@ def test_records_come_with_all_they_have_over_gaps_of_transactions(broker: Broke
     partition, other = cluster.partitions_of(topic)
     assert wait_until(lambda: cluster.end_offsets([partition, other]) == {partition: 5, other: 0}, 10)
     records, place = reader.read(partition, 0, 5, 100, 1 << 20)
-    assert [(each.offset, each.value) for each in records] == [(0, b"0"), (3, b"commit_transaction")]
-    assert place == 5 or reader.read(partition, 4, 5, 100, 1 << 20) == ([], 5), "behind it is the end of a transaction"
-    assert (records[0].key, records[0].timestamp_ms) == (b"\xff", 1234)
-    assert list(records[0].headers) == [("b", b"\x00"), ("a", None), ("b", b"")]
+    assert (records.offsets, records.values) == ([0, 3], [b"0", b"commit_transaction"])
+    assert place == 5 or reader.read(partition, 4, 5, 100, 1 << 20) == (Records(), 5), (
+        "behind it is the end of a transaction"
+    )
+    assert (records.keys[0], records.timestamps_ms[0]) == (b"\xff", 1234)
+    assert list(records.headers[0] or ()) == [("b", b"\x00"), ("a", None), ("b", b"")]
     assert reader.read(partition, 1, 3, 100, 1 << 20)[1] == 3
-    assert reader.read(partition, 4, 5, 100, 1 << 20) == ([], 5)
-    assert [each.offset for each in reader.read(partition, 0, 1, 100, 1 << 20)[0]] == [0]
+    assert reader.read(partition, 4, 5, 100, 1 << 20) == (Records(), 5)
+    assert reader.read(partition, 0, 1, 100, 1 << 20)[0].offsets == [0]
     reader.close()
 
 
@@ -99,7 +127,7 @@ def test_a_portion_is_bounded_by_count_and_bytes_and_the_next_goes_on(broker: Br
     place, sizes = 0, []
     while place < 50:
         records, behind = reader.read(partition, place, 50, 20, 1_050)
-        assert [each.offset for each in records] == [*range(place, behind)]
+        assert records.offsets == [*range(place, behind)]
         sizes.append(len(records))
         place = behind
     assert max(sizes) == 11 and sum(sizes) == 50

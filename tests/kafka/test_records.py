@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from pipeline.core.errors import ConfigError
 from pipeline.core.ids import decode_token
 from pipeline.core.messages import Cancellation, Message, Reason, Rejection, Replacement
-from pipeline.core.records import Headers, Record, RecordFormat, outgoing, request_of
+from pipeline.core.records import Headers, Record, RecordFormat, Records, outgoing, request_of
 from pipeline.ingest.kafka_parsing import OFFSET_BITS, parse_records, tokens_of
 from pipeline.ingest.kafka_source import share_out
 from pipeline.ingest.parsing import ParsedPart
@@ -41,11 +41,10 @@ headers = st.lists(
 
 
 def parsed(records: Sequence[Record], record_format: RecordFormat = "json") -> list[tuple[object, ...]]:
-    part: ParsedPart = parse_records(PARTITION, records, record_format)
-    found = zip(part.line_nos.tolist(), part.due_ms.tolist(), part.members.to_pylist(), strict=True)
-    kept = [
-        (offset, due_ms, member, part.idempotency_keys.get(at, "")) for at, (offset, due_ms, member) in enumerate(found)
-    ]
+    columns = Records(*map(list, zip(*records, strict=True))) if records else Records()
+    part: ParsedPart = parse_records(PARTITION, columns, record_format)
+    keys = [(key or b"").decode() for key in part.idempotency_keys.to_pylist()]
+    kept = [*zip(part.line_nos.tolist(), part.due_ms.tolist(), part.members.to_pylist(), keys, strict=True)]
     refused = [(line.line_no, line.rejection.reason, line.raw) for line in part.rejected]
     assert part.lines == len(records) == len(kept) + len(refused) + part.blank + len(part.changes)
     return sorted(kept) + refused + [*part.changes]
