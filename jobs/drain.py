@@ -1,6 +1,7 @@
 """Deliver messages when they are due. Any number of these loops may run; each message goes to one of them."""
 
 import argparse
+import gc
 import logging
 import os
 import random
@@ -35,6 +36,7 @@ from pipeline.store.wakeup import WakeListener, notify_loops
 if TYPE_CHECKING:
     from pipeline.kafka.forwarding import Forwarding
 
+GC_THRESHOLD = 50_000  # objects: messages have no cycles, and looking for some took a tenth of a flood
 FINISH_LOOK_MS = 50  # between two looks whether all is in Kafka, of a loop that ends then
 SIDE_TIMEOUT_MS = 500  # what is done beside the deliveries gives up soon when the server does not answer
 
@@ -191,7 +193,10 @@ def main(arguments: list[str], stop: Stop) -> int:
             request_reclaim=request_reclaim,
             rate_limit=rate_limit,
             totals=totals,
+            prefetch_from=0 if settings.drain.max_rate else claims.claim_limit,
         )
+        gc.freeze()
+        gc.set_threshold(GC_THRESHOLD)
         announce_ready()
         loop.run()
         if forwarding and given.until:

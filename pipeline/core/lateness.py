@@ -1,7 +1,7 @@
 """How late messages came: a histogram, small enough to keep one for each topic and to send about."""
 
 from bisect import bisect_left
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -28,6 +28,23 @@ class Lateness:
         self.counts[bisect_left(BOUNDS_MS, lateness_ms)] += messages
         self.sum_ms += lateness_ms * messages
         self.max_ms = max(self.max_ms, lateness_ms)
+
+    def add_all(self, since_ms: Sequence[int], at_ms: int) -> None:
+        """Count one message for each of ``since_ms``, in order of time, that came at ``at_ms``; as ``add`` does it.
+
+        Of many it looks for the bounds among the messages, not for each message among the bounds.
+        """
+        if not since_ms:
+            return
+        in_time = bisect_left(since_ms, at_ms)  # those behind it seem early
+        later = len(since_ms)  # those before it are later than the bounds so far
+        for index, bound_ms in enumerate(BOUNDS_MS):
+            first = bisect_left(since_ms, at_ms - bound_ms, hi=later)
+            self.counts[index] += later - first
+            later = first
+        self.counts[-1] += later
+        self.sum_ms += in_time * at_ms - sum(since_ms[:in_time])
+        self.max_ms = max(self.max_ms, at_ms - since_ms[0])
 
     def total(self) -> int:
         """Return how many messages are counted."""

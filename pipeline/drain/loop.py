@@ -2,14 +2,15 @@
 
 import logging
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
 from pipeline.core.clock import Clock
-from pipeline.core.errors import SinkClosed, StoreProtocolError, StoreUnavailable
+from pipeline.core.errors import SinkClosed, StoreError, StoreProtocolError, StoreUnavailable
 from pipeline.drain.rate_limit import RateLimit
 from pipeline.drain.stats import Totals
-from pipeline.drain.tick import Tick, run_tick
+from pipeline.drain.tick import Tick, Ticker
 from pipeline.sinks.base import Sink
 from pipeline.store.base import DrainStore
 from pipeline.store.retry import retry_until_available
@@ -44,6 +45,8 @@ class DrainLoop:
         request_reclaim: called when a lease is over; it returns at once, and a wake-up says when its messages are back.
 
         rate_limit: how fast it may deliver; the claims of ``store`` must be small enough for it.
+
+        prefetch_from: see ``Ticker``.
     """
 
     store: DrainStore
@@ -58,7 +61,7 @@ class DrainLoop:
     request_reclaim: Callable[[], object]
     rate_limit: RateLimit = field(default_factory=RateLimit)
     totals: Totals = field(default_factory=Totals)
-    _passes: int = 0
+    prefetch_from: int = 0
     _started_ms: int = 0
 
     def run(self) -> Totals:
@@ -68,42 +71,52 @@ class DrainLoop:
             SinkClosed: nobody reads any more; the claims are given back.
             StoreProtocolError: the server holds something else than we know.
         """
+        ticker = Ticker(
+            self.store, self.sink, self.clock, self.loop_id, self.stopping, self._retrying, self.prefetch_from
+        )
         try:
             while not self.stopping():
                 pause_ms = self.rate_limit.pause_ms(self.clock.monotonic_ms())
                 if pause_ms > 0:
                     self.waiter.wait(pause_ms)
                     continue  # a new message may have ended the wait before
-                tick = self._tick()
+                tick = ticker.run()
+                self._count(tick)
                 if self._is_done(tick):
                     break
                 if tick.next_ms != 0:
                     self.waiter.wait(self._idle_ms(tick))
+            if last := ticker.end():
+                self._count(last)
         except StoreUnavailable as exc:
             log.warning(
                 "stopped while Redis does not answer, so what is in flight is redelivered after its lease: %s", exc
             )
         except (SinkClosed, StoreProtocolError) as exc:
             self.totals.count_error(exc)
+            with suppress(StoreError):
+                if last := ticker.end(retry=False):
+                    self._count(last)
             raise
         return self.totals
 
-    def _tick(self) -> Tick:
-        name = f"{self.loop_id}:{self._passes}"
-        self._passes += 1
-        tick = run_tick(self.store, self.sink, self.clock, name, self.stopping, self._retrying)
+    def _count(self, tick: Tick) -> None:
         moved = self.totals.count_moved(tick.reply.moved, tick.reply.now_ms)
-        self.totals.late_acks += tick.late_acks
         self.totals.claimed += tick.claimed
-        self.totals.redelivered += sum(delivery.attempt > 1 for delivery in tick.deliveries)
-        if not tick.late_acks:  # messages whose lease was lost are counted when they are redelivered
-            self.totals.count_delivered(tick.deliveries, tick.delivered_ms)
-        self.rate_limit.count(len(tick.deliveries) + moved, tick.asked_ms)
-        if tick.late_acks:
-            log.warning("%d messages took longer than the lease, so they will be delivered again", tick.late_acks)
+        delivered = 0
+        for each in tick.settled:
+            delivered += len(each.messages)
+            self.totals.redelivered += sum(message.attempt > 1 for message in each.messages)
+            if each.is_late:  # messages whose lease was lost are counted when they are redelivered
+                self.totals.late_acks += len(each.messages)
+                log.warning(
+                    "%d messages took longer than the lease, so they will be delivered again", len(each.messages)
+                )
+            else:
+                self.totals.count_delivered(each.messages, each.at_ms)
+        self.rate_limit.count(delivered + moved, tick.asked_ms)
         if tick.is_lease_over:
             self.request_reclaim()
-        return tick
 
     def _is_done(self, tick: Tick) -> bool:
         """Whether what ``until`` asks for is reached; "now" is the time of the first pass, or it might never be."""

@@ -1,9 +1,11 @@
 """What a drain loop counts, and the heartbeat that publishes it."""
 
 import logging
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import repeat
 from math import inf
 from threading import Lock
 
@@ -54,12 +56,13 @@ class Totals(LoopStats):
     def count_delivered(self, messages: Sequence[Message], delivered_ms: int) -> None:
         """Count messages that the sink had at ``delivered_ms`` and that were acknowledged."""
         self.delivered += len(messages)
-        # In a flood many are due in one millisecond; so counted, they cost next to nothing.
-        alike = Counter((m.topic, m.due_ms, m.message_id[:ARRIVAL_LENGTH]) for m in messages)
-        for (topic, due_ms, id_head), count in alike.items():
+        alike: dict[tuple[str, str], list[int]] = {}  # most messages of a claim came in together
+        for message in messages:
+            alike.setdefault((message.topic, message.message_id[:ARRIVAL_LENGTH]), []).append(message.due_ms)
+        for (topic, id_head), dues_ms in alike.items():
             stats = self.of_topic(topic)
-            stats.delivered += count
-            self._count_lateness(stats, [due_ms], id_head, delivered_ms, count)
+            stats.delivered += len(dues_ms)
+            self._count_lateness(stats, dues_ms, id_head, delivered_ms)
 
     def count_moved(self, moved: Sequence[Moved], at_ms: int) -> int:
         """Count what went into streams at ``at_ms`` on the server's clock; return how much.
@@ -77,23 +80,16 @@ class Totals(LoopStats):
         self.delivered += total
         return total
 
-    def _count_lateness(
-        self, stats: TopicStats, dues_ms: Sequence[int], id_head: str, at_ms: int, alike: int = 1
-    ) -> None:
-        """Count from the due time, or from the arrival if that was later: what was late on arrival is nobody's delay here.
-
-        Args:
-            alike: messages of each due time.
-        """
+    def _count_lateness(self, stats: TopicStats, dues_ms: Sequence[int], id_head: str, at_ms: int) -> None:
+        """Count from the due time, or from the arrival if that was later: what was late on arrival is nobody's delay here."""
         came_ms = arrival_ms(id_head)
         if came_ms is None or came_ms > at_ms + ARRIVAL_AHEAD_MS:
             came_ms = 0
-        add = stats.lateness.add
-        for due_ms in dues_ms:
-            if due_ms < came_ms:
-                self.late_on_arrival += alike
-                due_ms = came_ms
-            add(at_ms - due_ms, alike)
+        since_ms = sorted(dues_ms)
+        if late := bisect_left(since_ms, came_ms):
+            self.late_on_arrival += late
+            since_ms[:late] = repeat(came_ms, late)
+        stats.lateness.add_all(since_ms, at_ms)
 
     def count_error(self, error: Exception) -> None:
         """Count an error of ours under the name of what caused it: a class of the client or of the system."""

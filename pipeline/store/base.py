@@ -1,6 +1,6 @@
 """What the pipeline asks of a store, and the values that cross that border."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum, auto
 from typing import Any, NamedTuple, Protocol
@@ -12,26 +12,17 @@ NO_MARKER = ""  # of a file of which nothing is stored
 
 @dataclass(frozen=True, slots=True)
 class MessageRows:
-    """Messages as two columns that run in parallel, in order of ``due_ms``.
+    """Messages as columns that run in parallel.
 
-    Lists will do; who stores many passes a NumPy array of int64 and an Arrow array of binaries, of which no row is made.
+    Lists will do; who stores many passes a NumPy array of int64 and Arrow arrays of binaries, of which no row is made.
     """
 
     due_ms: Any
     members: Any
+    idempotency_keys: Any = ()  # of all of them, or of none
 
     def __len__(self) -> int:
         return len(self.due_ms)
-
-
-@dataclass(frozen=True, slots=True)
-class IdentifiedMessage:
-    """A message with an idempotency key: stored only if that key is not known."""
-
-    bucket_start_ms: int
-    due_ms: int
-    member: bytes
-    idempotency_key: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,12 +38,13 @@ class MarkerMove:
 class Transaction:
     """Messages and the markers that say that they are stored: all of it happens, once, or nothing.
 
-    ``rejected`` lines are only counted. The messages in ``rows`` have no idempotency key.
+    Both are in order of ``due_ms``. ``rows`` have no idempotency key; ``identified`` ones have, and are stored only if it is new.
+    ``rejected`` lines are only counted.
     """
 
     moves: Sequence[MarkerMove]
     rows: MessageRows
-    identified: Sequence[IdentifiedMessage]
+    identified: MessageRows
     rejected: int
 
 
@@ -99,8 +91,7 @@ class Changed:
     late: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class ClaimedMessage:
+class ClaimedMessage(NamedTuple):
     """One message in flight. ``attempt`` counts from 1; ``due_ms`` is epoch ms UTC."""
 
     due_ms: int
@@ -147,6 +138,19 @@ class ClaimReply:
     moved: Sequence[Moved] = ()
 
 
+class Ack(NamedTuple):
+    """What is delivered of a claim: so many of its first messages, and the idempotency keys of those that have one."""
+
+    claim: Claim
+    delivered: int
+    idempotency_keys: Sequence[str]
+
+
+Exchange = Callable[
+    [], tuple[bool | None, ClaimReply]
+]  # waits for the answers to an acknowledgement, if there is one, and a claim
+
+
 class SchedulingStore(Protocol):
     """What a writer asks of a shard. Each verb may raise ``StoreUnavailable``: then the same call may be made again."""
 
@@ -182,6 +186,13 @@ class DrainStore(Protocol):
         """Forget the first ``delivered`` messages of ``claim``; False if there is no such claim.
 
         Its lease ended, or an earlier call that got no answer acknowledged all of it.
+        """
+        ...
+
+    def begin(self, name: str, ack: Ack | None) -> Exchange | None:
+        """Send ``claim``, behind an ``ack`` if there is one, and don't wait; None if the store can't do that, and nothing is sent.
+
+        The exchange may raise ``StoreUnavailable``, too: then either may be called again.
         """
         ...
 

@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, fields, replace
 from typing import Any
 
+import redis
+
 from pipeline.config import ALL_TOPICS, DrainSettings, RedisSettings, Settings, TopicSettings, Value
 from pipeline.core.errors import ConfigError
 from pipeline.core.text import command_text
@@ -26,7 +28,8 @@ def open_namespace(client: Any, settings: RedisSettings, may_create: bool) -> bo
         Whether the namespace exists now.
 
     Raises:
-        ConfigError: the namespace has another version of the format, or another number of shards.
+        ConfigError: the namespace has another version of the format, or another number of shards, or with ``may_create``, the user
+            may not rename keys.
         StoreUnavailable: no answer.
     """
     key = Keys(settings.namespace).meta()
@@ -37,6 +40,8 @@ def open_namespace(client: Any, settings: RedisSettings, may_create: bool) -> bo
             client.hsetnx(key, _VERSION, FORMAT_VERSION)
             client.hsetnx(key, _SHARDS, settings.shards)
             found = client.hmget(key, _VERSION, _SHARDS)
+        if may_create:
+            _check_rename(client, Keys(settings.namespace))
     if None in found:
         return False
     version, shards = (int(value) for value in found)
@@ -51,6 +56,17 @@ def open_namespace(client: Any, settings: RedisSettings, may_create: bool) -> bo
             f"use another namespace, or, if nothing was ever stored in this one, delete its key {key}."
         )
     return True
+
+
+def _check_rename(client: Any, keys: Keys) -> None:
+    """See that the user may rename: without, a transaction that finds an idempotency key known could not be held back."""
+    nothing = keys.aside(keys.places())
+    try:
+        client.rename(nothing, nothing)
+    except redis.exceptions.NoPermissionError:
+        raise
+    except redis.exceptions.ResponseError:
+        pass  # there is no such key
 
 
 def outbox_id(client: Any, settings: RedisSettings) -> str:

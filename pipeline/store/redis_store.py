@@ -3,17 +3,18 @@
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from itertools import repeat
 from typing import Any, TypeVar
 
 from pipeline.config import DrainSettings
 from pipeline.core.errors import StoreProtocolError, StoreUnavailable
-from pipeline.store.base import Claim, ClaimedMessage, ClaimReply, Moved, Scheduled, Transaction
+from pipeline.store.base import Ack, Claim, ClaimedMessage, ClaimReply, Exchange, Moved, Scheduled, Transaction
 from pipeline.store.connection import server_ms, translated_errors
 from pipeline.store.keys import Keys
 from pipeline.store.resp import frame_command
 from pipeline.store.routes import Targets
 from pipeline.store.schedule import schedule
-from pipeline.store.scripts import Scripts, run_script
+from pipeline.store.scripts import Call, Scripts, begin_scripts, run_script
 
 CLAIM_TRIES = (
     8  # how often the oldest bucket may change, or a target be missing, before the loop looks after other things
@@ -123,32 +124,30 @@ class RedisStore:
         """
         for _ in range(CLAIM_TRIES):
             token = f"{self._oldest_bucket_ms}:{name}"
-            status, now_ms, first_lease_ms, detail, rows, attempts, texts, wanted = self._claim(token)
-            self._targets.want(wanted)
-            now, first_lease = int(now_ms), int(first_lease_ms) if first_lease_ms else None
-            moved = _moved(texts)
-            if status == b"OK":
-                messages = _claimed_messages(rows, attempts)
-                claim = Claim(self._keys.shard, token, self._oldest_bucket_ms, int(detail), messages)
-                return ClaimReply(now, claim, None, first_lease, moved)
-            if status == b"MOVED":
-                return ClaimReply(now, None, now, first_lease, moved)
-            if status == b"WAIT":
-                return ClaimReply(now, None, int(detail), first_lease)
-            if status == b"EMPTY":
-                return ClaimReply(now, None, None, first_lease)
-            if status == b"BUCKET":
-                self._oldest_bucket_ms = int(detail)
-            elif status != b"TARGET":
-                raise _unknown_status("claim", status)
-        return ClaimReply(now, None, now, first_lease)
+            reply, now_ms = self._read_claim(token, self._evaluate("claim", *self._claim_call(token)))
+            if reply is not None:
+                return reply
+        return ClaimReply(now_ms, None, now_ms, None)
 
-    def _claim(self, token: str) -> Any:
+    def begin(self, name: str, ack: Ack | None) -> Exchange:
+        """Send ``claim``, behind an ``ack`` if there is one; see ``DrainStore``."""
+        token = f"{self._oldest_bucket_ms}:{name}"
+        calls: list[Call] = [("ack", *self._ack_call(*ack))] if ack else []
+        begun = begin_scripts(self._client, self._scripts, [*calls, ("claim", *self._claim_call(token))])
+
+        def exchange() -> tuple[bool | None, ClaimReply]:
+            *acked, answer = begun()
+            held = _holds("ack", acked[0][0]) if acked else None
+            return held, self._read_claim(token, answer)[0] or self.claim(name)
+
+        return exchange
+
+    def _claim_call(self, token: str) -> tuple[list[Any], list[Any]]:
         keys, drain, bucket_start_ms = self._keys, self._drain, self._oldest_bucket_ms
         names = [
             *(keys.buckets(), keys.bucket(bucket_start_ms), keys.claims(), keys.claim(token), keys.attempts()),
             *(keys.pauses(), keys.places(), keys.ids(), keys.counters(), keys.rate_limits(), keys.topics()),
-            keys.topic_settings(),
+            *(keys.topic_settings(), *self._targets.keys),
         ]
         arguments = [
             bucket_start_ms,
@@ -161,7 +160,30 @@ class RedisStore:
             self._shards,
             int(self._targets.are_many),
         ]
-        return self._evaluate("claim", [*names, *self._targets.keys], arguments)
+        return names, arguments
+
+    def _read_claim(self, token: str, answer: Any) -> tuple[ClaimReply | None, int]:
+        """Return what the script says, None if it has to be asked again, and the server's time."""
+        status, now_ms, first_lease_ms, detail, rows, attempts, texts, wanted = answer
+        self._targets.want(wanted)
+        now, first_lease = int(now_ms), int(first_lease_ms) if first_lease_ms else None
+        moved = _moved(texts)
+        if status == b"OK":
+            claim = Claim(
+                self._keys.shard, token, int(token.partition(":")[0]), int(detail), _claimed_messages(rows, attempts)
+            )
+            return ClaimReply(now, claim, None, first_lease, moved), now
+        if status == b"MOVED":
+            return ClaimReply(now, None, now, first_lease, moved), now
+        if status == b"WAIT":
+            return ClaimReply(now, None, int(detail), first_lease), now
+        if status == b"EMPTY":
+            return ClaimReply(now, None, None, first_lease), now
+        if status == b"BUCKET":
+            self._oldest_bucket_ms = int(detail)
+        elif status != b"TARGET":
+            raise _unknown_status("claim", status)
+        return None, now
 
     def ack(self, claim: Claim, delivered: int, idempotency_keys: Sequence[str]) -> bool:
         """Forget the first ``delivered`` messages of ``claim``. Atomic; saying it twice counts once.
@@ -172,19 +194,14 @@ class RedisStore:
         Returns:
             False if the lease is over: the messages are, or will be, delivered again by whoever takes them.
         """
-        keys = self._keys
-        status, _ = self._evaluate(
-            "ack",
-            [
-                *(keys.claims(), keys.claim(claim.lease_token), keys.attempts()),
-                *(keys.places(), keys.ids(), keys.counters()),
-            ],
-            [
-                *(claim.lease_token, claim.lease_until_ms, len(claim.messages), delivered),
-                *(self._drain.id_retention_sec * 1000, self._now(), *idempotency_keys),
-            ],
-        )
+        status, _ = self._evaluate("ack", *self._ack_call(claim, delivered, idempotency_keys))
         return _holds("ack", status)
+
+    def _ack_call(self, claim: Claim, delivered: int, idempotency_keys: Sequence[str]) -> tuple[list[Any], list[Any]]:
+        keys, lease_token = self._keys, claim.lease_token
+        names = [keys.claims(), keys.claim(lease_token), keys.attempts(), keys.places(), keys.ids(), keys.counters()]
+        about = (lease_token, claim.lease_until_ms, len(claim.messages), delivered)
+        return names, [*about, self._drain.id_retention_sec * 1000, self._now(), *idempotency_keys]
 
     def release(self, claim: Claim, delivered: int) -> int:
         """Give back at once what is not acknowledged of ``claim``. Atomic.
@@ -260,9 +277,8 @@ class RedisStore:
 
 
 def _claimed_messages(rows: Sequence[bytes], attempts: Sequence[bytes]) -> list[ClaimedMessage]:
-    if not attempts:
-        return [ClaimedMessage(int(rows[i + 1]), 1, rows[i]) for i in range(0, len(rows), 2)]
-    return [ClaimedMessage(int(rows[i + 1]), int(attempts[i // 2]) + 1, rows[i]) for i in range(0, len(rows), 2)]
+    tries = [int(before) + 1 for before in attempts] or repeat(1)
+    return [*map(ClaimedMessage, map(int, rows[1::2]), tries, rows[::2])]
 
 
 def _moved(texts: Sequence[bytes]) -> list[Moved]:

@@ -4,16 +4,19 @@ A client that packs millions of small arguments one by one costs more than all t
 https://redis.io/docs/latest/develop/reference/protocol-spec/, and only bulk strings are used of it.
 """
 
+from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from pipeline.core.buckets import BUCKET_WIDTH_MS, bucket_start_ms
+from pipeline.core.ids import MESSAGE_ID_LENGTH
 from pipeline.store.base import MessageRows
 
 
 @dataclass(frozen=True, slots=True)
 class FramedRows:
-    """Messages ready to be sent: one ZADD for each bucket, and the first member, for the wake-up."""
+    """Messages ready to be sent: one ZADD for each bucket, and the member that the server has first, for the wake-up."""
 
     bucket_starts: Sequence[int]
     commands: Sequence[bytes]
@@ -30,17 +33,11 @@ def frame_rows(rows: MessageRows, key_of: Callable[[int], str]) -> FramedRows:
         return FramedRows([], [])
     if isinstance(rows.members, list):
         return _frame_lists(rows, key_of)
-    # Imported here, since only ingest has them: other programs start faster without, or on machines that lack them.
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    def lengths(column: pa.Array) -> pa.Array:
-        return pc.binary_length(column).cast(pa.string()).cast(pa.binary())
-
-    due_ms, members = pa.array(rows.due_ms, pa.int64()), rows.members
-    scores = due_ms.cast(pa.string()).cast(pa.binary())
-    columns = (b"$", lengths(scores), b"\r\n", scores, b"\r\n$", lengths(members), b"\r\n", members, b"\r\n")
-    _, offsets, pairs = pc.binary_join_element_wise(*columns, b"").buffers()
+    due_ms = pa.array(rows.due_ms, pa.int64())
+    _, offsets, pairs = _frame_columns(due_ms, rows.members).buffers()
     places, wire = memoryview(offsets).cast("i"), memoryview(pairs)
     # All are framed at once: a call for each bucket would cost more than the framing.
     buckets = pc.run_end_encode(pc.multiply(pc.divide(due_ms, BUCKET_WIDTH_MS), BUCKET_WIDTH_MS))
@@ -57,8 +54,70 @@ def frame_rows(rows: MessageRows, key_of: Callable[[int], str]) -> FramedRows:
             )
             for start, first, end in zip(starts, [0, *ends], ends, strict=False)
         ],
-        members[0].as_py(),
+        min(rows.members[: bisect_right(rows.due_ms, rows.due_ms[0])].to_pylist()),
     )
+
+
+def frame_places(rows: MessageRows, key: str) -> bytes:
+    """Frame an HSET of the places of messages (``lua/include/places.lua``) by their idempotency keys."""
+    header = _frame_header(2 + 2 * len(rows)) + _frame(("HSET", key))
+    if isinstance(rows.members, list):
+        columns = zip(rows.idempotency_keys, rows.members, rows.due_ms, strict=True)
+        return header + b"".join(
+            _frame((name, b"%b%d" % (member[:MESSAGE_ID_LENGTH], due_ms))) for name, member, due_ms in columns
+        )
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    due_ms = pa.array(rows.due_ms, pa.int64()).cast(pa.string()).cast(pa.binary())
+    places = pc.binary_join_element_wise(pc.binary_slice(rows.members, 0, MESSAGE_ID_LENGTH), due_ms, b"")
+    return header + b"".join(_frame_columns(rows.idempotency_keys, places).to_pylist())
+
+
+def frame_names(rows: MessageRows) -> bytes:
+    """Frame the idempotency keys of messages as arguments."""
+    if isinstance(rows.members, list):
+        return _frame(rows.idempotency_keys)
+    return b"".join(_frame_columns(rows.idempotency_keys).to_pylist())
+
+
+def repeated(rows: MessageRows) -> list[int]:
+    """Return the places of messages whose idempotency key comes a second time."""
+    keys: Any = rows.idempotency_keys
+    if not isinstance(rows.members, list):
+        import pyarrow.compute as pc
+
+        if pc.count_distinct(keys).as_py() == len(rows):
+            return []
+        keys = keys.to_pylist()
+    first = dict(zip(reversed(keys), range(len(rows) - 1, -1, -1), strict=True))
+    return [place for place, key in enumerate(keys) if first[key] != place] if len(first) < len(rows) else []
+
+
+def select(rows: MessageRows, places: Sequence[int]) -> MessageRows:
+    """Return the messages at some places."""
+    columns = (rows.due_ms, rows.members, rows.idempotency_keys)
+    if isinstance(rows.members, list):
+        return MessageRows(*([column[place] for place in places] for column in columns))
+    import pyarrow as pa
+
+    due_ms, *texts = columns
+    return MessageRows(due_ms[[*places]], *(each.take(pa.array(places, pa.int64())) for each in texts))
+
+
+def _frame_columns(*columns: Any) -> Any:
+    """Frame the rows of columns, each value as an argument."""
+    # Imported here, since only ingest has them: other programs start faster without, or on machines that lack them.
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    def as_binary(column: pa.Array) -> pa.Array:
+        return column if pa.types.is_binary(column.type) else column.cast(pa.string()).cast(pa.binary())
+
+    parts: list[Any] = []
+    for column in map(as_binary, columns):
+        parts += (b"\r\n$" if parts else b"$", as_binary(pc.binary_length(column)), b"\r\n", column)
+    return pc.binary_join_element_wise(*parts, b"\r\n", b"")
 
 
 def _frame_lists(rows: MessageRows, key_of: Callable[[int], str]) -> FramedRows:
@@ -72,12 +131,12 @@ def _frame_lists(rows: MessageRows, key_of: Callable[[int], str]) -> FramedRows:
         b"".join((_frame_header(2 + 2 * len(pairs)), _frame(("ZADD", key_of(start))), *pairs))
         for start, pairs in arguments.items()
     ]
-    return FramedRows([*arguments], commands, rows.members[0])
+    return FramedRows([*arguments], commands, min(zip(rows.due_ms, rows.members, strict=True))[1])
 
 
-def frame_command(*arguments: str | bytes | int) -> bytes:
-    """Return a command of ``arguments``, its name included."""
-    return _frame_header(len(arguments)) + _frame(arguments)
+def frame_command(*arguments: str | bytes | int, more: int = 0, framed: bytes = b"") -> bytes:
+    """Return a command of ``arguments``, its name included, and so many ``more``, which are framed already."""
+    return _frame_header(len(arguments) + more) + _frame(arguments) + framed
 
 
 def _frame_header(count: int) -> bytes:

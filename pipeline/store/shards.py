@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from pipeline.config import DrainSettings, RedisSettings
-from pipeline.store.base import Claim, ClaimReply
+from pipeline.store.base import Ack, Claim, ClaimReply, Exchange
 from pipeline.store.keys import keys_of
 from pipeline.store.redis_store import RedisStore
 from pipeline.store.scripts import Scripts
@@ -72,6 +72,10 @@ class ShardedStore:
     def ack(self, claim: Claim, delivered: int, idempotency_keys: Sequence[str]) -> bool:
         """Forget what is delivered, in the shard of the claim."""
         return self._shards[claim.shard].ack(claim, delivered, idempotency_keys)
+
+    def begin(self, name: str, ack: Ack | None) -> Exchange | None:
+        """Begin to acknowledge and to claim, if there is one shard: of more, the next claim is mostly in another."""
+        return self._shards[0].begin(name, ack) if len(self._shards) == 1 else None
 
     def release(self, claim: Claim, delivered: int) -> int:
         """Give back the rest to the shard of the claim."""

@@ -3,11 +3,10 @@
 from collections.abc import Sequence
 from typing import Any
 
-from pipeline.core.buckets import bucket_start_ms
 from pipeline.core.clock import SystemClock
 from pipeline.core.messages import Message
-from pipeline.store.base import IdentifiedMessage, MarkerMove, Transaction
-from tests.store.builders import in_rows
+from pipeline.store.base import MarkerMove, Transaction
+from tests.store.builders import in_keyed_rows, in_rows
 
 DUES_MS = (-5_000, -5_000, -700_000, 150, 400)  # from now: most at once, some of an older bucket, some soon
 
@@ -26,7 +25,7 @@ def make_mail(
     """
     token, now_ms = f"{number:014d}", SystemClock().wall_ms()
     plain: list[tuple[int, bytes]] = []
-    identified: list[IdentifiedMessage] = []
+    identified: list[tuple[int, bytes, str]] = []
     sent: dict[str, dict[str, Any]] = {}
     for line in range(1, count + 1):
         message_id = f"{token}{line:08x}"
@@ -37,8 +36,10 @@ def make_mail(
         headers = None if line % 13 else {"n": str(line)}
         member = Message(due_ms, message, topic, idempotency_key or "", headers or {}).to_member(message_id)
         if idempotency_key:
-            identified.append(IdentifiedMessage(bucket_start_ms(due_ms), due_ms, member, idempotency_key))
+            identified.append((due_ms, member, idempotency_key))
         else:
             plain.append((due_ms, member))
         sent[idempotency_key or message_id] = {"message": message, "topic": topic, "headers": headers, "due_ms": due_ms}
-    return Transaction([MarkerMove(token, "", "all")], in_rows(sorted(plain)), identified, rejected=0), sent
+    return Transaction(
+        [MarkerMove(token, "", "all")], in_rows(sorted(plain)), in_keyed_rows(identified), rejected=0
+    ), sent

@@ -19,7 +19,6 @@ from tests.e2e.commands import Checkout, Command
 from tests.servers import RealServer
 
 LINES = 150  # a file; three files a round
-QUICK_START = "spark.driver.extraJavaOptions=-XX:TieredStopAtLevel=1"  # a run is over before more would pay
 RUN_SEC = 300.0  # what has not ended by then never will, however busy the machine
 
 
@@ -137,7 +136,7 @@ class Scenario:
 
     def run(self, crash: Crash, **environ: str) -> Command:
         """Start the job with the settings of ``crash``, and harm nothing."""
-        conf = [word for setting in (QUICK_START, *crash.conf) for word in ("--conf", setting)]
+        conf = [word for setting in crash.conf for word in ("--conf", setting)]
         return self.checkout.run(
             *("--master", crash.master, *conf, "jobs/ingest.py", "--checkpoint", str(self._checkpoint)),
             *(["--once"] if crash.once else []),

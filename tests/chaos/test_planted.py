@@ -16,7 +16,7 @@ from pipeline.core.errors import StoreProtocolError
 from pipeline.ingest import writer
 from pipeline.ingest.transactions import PartQueue, Step
 from pipeline.ingest.writer import BatchWriter, ShardWriter
-from pipeline.store import redis_store, scripts
+from pipeline.store import schedule, scripts
 from pipeline.store.redis_store import RedisStore
 from tests.chaos import faults
 from tests.chaos.faults import Check
@@ -30,22 +30,22 @@ pytestmark = [
 READ_SCRIPT = scripts.read_script
 
 SCRIPT = "schedule"
-SCHEDULE = (redis_store, "schedule")
+WATCHING, STORING = (schedule, "_watch"), (schedule, "_store")
 CONNECTION = (RedisStore, "_connection")
 MARKER_AT = (PartQueue, "marker_at")
-RESUME = (PartQueue, "resume")
+RESUME = (PartQueue, "place_behind")
 FINISH = (ShardWriter, "finish")
-STORE = (ShardWriter, "_store_waiting")
+STORE = (ShardWriter, "store")
 WRITER_RESUME = (ShardWriter, "_resume")
 
 WATCHED = 'frame_command("WATCH", *marker_keys)'
 COMPARED = "if markers != [move.before for move in transaction.moves]:"
-MOVES = "sum(zip(marker_keys, [move.after for move in transaction.moves]), ())"
+MOVES = "sum(((keys.marker(source_id, move.part_id), move.after) for move in transaction.moves), ())"
 MOVE_MARKERS = f"connection.send_command('MSET', *{MOVES}); connection.read_response(); "
-RESULT = "stored, duplicates = replies[-1]"
+RESULT = "return []"
 MARKER_MOVED = "redis.call('SET', KEYS[FIRST_MARKER + move], ARGV[FIRST_MOVE + 2 * move + 1])"
 NOTHING = "redis.call('DBSIZE')"
-FOUND = "bisect_right(self.line_nos, int(line, 16), first, last)"
+FOUND = "bisect_right(self.line_nos, line_no, first, last)"
 LAST_STORED = "{self.due_ms[place - 1]} {self.line_nos[place - 1]:08x}"
 TAKEN_FOR_STORED = """try:
             done = self._store_step(step, queues)
@@ -70,18 +70,18 @@ MUTANTS = (
     Mutant(
         "no marker is watched",
         (faults.overtaken_before_storing, faults.overtaken_in_part),
-        {SCHEDULE: ((WATCHED, 'frame_command("PING")'),)},
+        {WATCHING: ((WATCHED, 'frame_command("PING")'),)},
     ),
     Mutant(
         "one marker of many is watched",
         (faults.overtaken_at_one_file_of_many,),
-        {SCHEDULE: ((WATCHED, 'frame_command("WATCH", marker_keys[0])'),)},
+        {WATCHING: ((WATCHED, 'frame_command("WATCH", marker_keys[0])'),)},
     ),
     Mutant(
         "markers are read before they are watched",
         (faults.overtaken_before_watching,),
         {
-            SCHEDULE: (
+            WATCHING: (
                 (f'{WATCHED}, frame_command("MGET", *marker_keys)', f'frame_command("MGET", *marker_keys), {WATCHED}'),
                 ("    connection.read_response()\n    markers", "    markers"),
                 (COMPARED, f"connection.read_response()\n    {COMPARED}"),
@@ -97,12 +97,12 @@ MUTANTS = (
             faults.overtaken_before_reading,
             faults.overtaken_when_stored,
         ),
-        {SCHEDULE: ((COMPARED, "if False:"),)},
+        {WATCHING: ((COMPARED, "if False:"),)},
     ),
     Mutant(
         "one marker of many is compared",
         (faults.one_file_of_many_is_known,),
-        {SCHEDULE: ((COMPARED, "if markers[0] != transaction.moves[0].before:"),)},
+        {WATCHING: ((COMPARED, "if markers[0] != transaction.moves[0].before:"),)},
     ),
     Mutant("the marker never moves", (faults.nothing_happens,), {SCRIPT: ((MARKER_MOVED, NOTHING),)}),
     Mutant(
@@ -110,13 +110,14 @@ MUTANTS = (
         (faults.commands_lost, faults.each_refused_once, faults.crashed_and_cut_elsewhere),
         {
             SCRIPT: ((MARKER_MOVED, NOTHING),),
-            SCHEDULE: ((WATCHED, 'frame_command("PING")'), ("commands = [", f"{MOVE_MARKERS}commands = [")),
+            WATCHING: ((WATCHED, 'frame_command("PING")'),),
+            STORING: (("commands = [", f"{MOVE_MARKERS}commands = ["),),
         },
     ),
     Mutant(
         "the marker moves in a step behind",
         (faults.replies_lost, faults.server_killed_after_storing),
-        {SCRIPT: ((MARKER_MOVED, NOTHING),), SCHEDULE: ((RESULT, f"{MOVE_MARKERS}{RESULT}"),)},
+        {SCRIPT: ((MARKER_MOVED, NOTHING),), STORING: ((RESULT, f"{MOVE_MARKERS}{RESULT}"),)},
     ),
     Mutant(
         "the marker is one message too far",
@@ -151,38 +152,28 @@ MUTANTS = (
     Mutant(
         "idempotency keys are not remembered",
         (faults.nothing_happens,),
-        {SCRIPT: (("redis.call('HSET', places, unpack(new_places))", "redis.call('TIME')"),)},
+        {STORING: (("frame_places(identified, keys.places())", 'frame_command("PING")'),)},
     ),
     Mutant(
         "an idempotency key is remembered by the shard of its file",
         (faults.nothing_happens,),
-        {(writer, "split_by_shard"): (("= shard_of(idempotency_key, shards)", "= own"),)},
+        {(writer, "split_by_shard"): (("= shard_of(key.decode(), shards)", "= own"),)},
         shards=3,
     ),
     Mutant(
         "a transaction that was dropped counts as stored",
-        (faults.overtaken_in_part,),
-        {SCHEDULE: (("if replies is None:\n        return None", "if replies is None:\n        return Scheduled(0)"),)},
+        (faults.overtaken_at_one_file_of_many,),
+        {STORING: (("if replies is None:\n        return None", "if replies is None:\n        return []"),)},
     ),
     Mutant(
         "errors within a transaction are overlooked",
         (faults.a_key_in_the_way,),
-        {
-            SCHEDULE: (
-                ("if isinstance(reply, Exception):", "if False:"),
-                (RESULT, f"{RESULT} if isinstance(replies[-1], list) else (0, ())"),
-            )
-        },
+        {STORING: (("if isinstance(reply, Exception):", "if False:"),)},
     ),
     Mutant(
         "the marker moves past what could not be stored",
         (faults.a_key_in_the_way,),
-        {
-            SCRIPT: (
-                ("  redis.call('ZCARD', KEYS[first_bucket + bucket])\n", ""),
-                ("if redis.call('ZCARD', KEYS[first_bucket + bucket]) > 0 then", "if true then"),
-            )
-        },
+        {SCRIPT: (("  redis.call('ZCARD', KEYS[first_bucket + bucket])\n", ""),)},
     ),
     Mutant(
         "an error counts as stored",

@@ -14,9 +14,9 @@ from tests.planting import replace_once
 
 WAIT_SEC = 10.0  # what a fault keeps from happening need not be waited for any longer
 TICK, LOOP = "pipeline/drain/tick.py", "pipeline/drain/loop.py"
-DELIVER = "delivered = sink.deliver(deliveries,"
-WRITE = 'written = self._write(b"".join(lines), may_wait)'
-BUFFERED = 'late, self._late = getattr(self, "_late", b""), b"".join(lines)'
+DELIVER = "count = self._sink.deliver(messages,"
+WRITE = "written = self._write(data, may_wait)"
+BUFFERED = 'late, self._late = getattr(self, "_late", b""), data'
 SUBSCRIBED = "self._pubsub.subscribe(*self._channels)"
 
 # The fault, its place, old and new text, the test that fails, and how.
@@ -24,7 +24,7 @@ PLANTED: dict[str, tuple[str, str, str, Callable[[DrainScenario], None], str]] =
     "messages are acknowledged before they are shown": (
         TICK,
         DELIVER,
-        f"store.ack(claim, len(deliveries), []); {DELIVER}",
+        f"self._store.ack(claim, len(messages), []); {DELIVER}",
         crashes.test_killed_at_every_point_nothing_is_lost_and_only_what_was_shown_comes_again,
         "everything is shown: never",
     ),
@@ -37,7 +37,7 @@ PLANTED: dict[str, tuple[str, str, str, Callable[[DrainScenario], None], str]] =
     ),
     "what is not shown is not given back": (
         TICK,
-        "if held and delivered < len(deliveries):",
+        "if not settled[-1].is_late and count < len(messages):",
         "if False:",
         crashes.test_told_to_end_it_gives_back_at_once_what_is_not_shown,
         "assert 1 == 0",
@@ -65,8 +65,8 @@ PLANTED: dict[str, tuple[str, str, str, Callable[[DrainScenario], None], str]] =
     ),
     "an acknowledgement that was unheard counts as late": (
         TICK,
-        "return held or (call.tries > 1 and lease.is_running())",
-        "return held",
+        "held = held or (call.tries > 1 and call.lease.is_running())",
+        "held = bool(held)",
         partial(connections.test_a_call_that_is_lost_costs_nothing, script="ack", fault=after),
         r"exits: \d+ says \d+ messages delivered and acknowledged 40",
     ),

@@ -29,6 +29,16 @@ def test_many_at_once_are_as_many_one_by_one() -> None:
     assert histogram == counted(4, 4, 4, 7)
 
 
+@given(
+    st.lists(st.lists(st.integers(-5, 20) | st.sampled_from(BOUNDS_MS) | st.integers(0, 10**8))), st.integers(0, 10**13)
+)
+def test_messages_in_order_of_time_are_counted_as_one_by_one(parts: list[list[int]], at_ms: int) -> None:
+    histogram = Lateness()
+    for part in parts:
+        histogram.add_all(sorted(at_ms - ms for ms in part), at_ms)
+    assert histogram == counted(*(ms for part in parts for ms in part))
+
+
 def test_what_is_later_than_all_bounds_is_counted_last() -> None:
     histogram = counted(BOUNDS_MS[-1], BOUNDS_MS[-1] + 1)
     assert histogram.counts[-2:] == [1, 1]

@@ -13,7 +13,7 @@ from pipeline.drain.housekeeping import Reclaimer
 from pipeline.drain.loop import DrainLoop
 from pipeline.drain.rate_limit import RateLimit
 from pipeline.drain.stats import Totals
-from pipeline.store.base import Claim, ClaimReply
+from pipeline.store.base import Ack, Claim, ClaimReply, Exchange
 from pipeline.store.keys import Keys
 from pipeline.store.redis_store import RedisStore
 from pipeline.store.scripts import Scripts
@@ -49,7 +49,8 @@ class RecordingSink:
 class World:
     """A store, a loop and their surroundings."""
 
-    def __init__(self) -> None:
+    def __init__(self, prefetch_from: int = 0) -> None:
+        self.prefetch_from = prefetch_from
         self.clock = ManualClock(now_ms=START_MS)
         self.client = fakeredis.FakeRedis()
         self.keys = Keys(f"test-{uuid.uuid4().hex}")
@@ -95,15 +96,22 @@ class World:
             request_reclaim=lambda: (reclaimer.request(), reclaimer.step()),
             rate_limit=RateLimit(max_rate),
             totals=totals,
+            prefetch_from=0 if max_rate else self.prefetch_from,
         )
 
     def texts(self) -> list[str]:
         return [text for _, text, _ in self.sink.seen]
 
 
+@pytest.fixture(params=[0, 1], ids=["one at a time", "ahead"])
+def world(request: pytest.FixtureRequest) -> World:
+    return World(prefetch_from=request.param)
+
+
 @pytest.fixture
-def world() -> World:
-    return World()
+def ahead() -> World:
+    """A world in which each claim but the first asks for the next one while it is delivered."""
+    return World(prefetch_from=1)
 
 
 def test_each_message_is_delivered_at_its_millisecond_across_a_bucket_boundary(world: World) -> None:
@@ -326,6 +334,20 @@ class Flaky:
     def release(self, claim: Claim, delivered: int) -> int:
         return self._call("release", lambda: self._store.release(claim, delivered))  # type: ignore[return-value]
 
+    def begin(self, name: str, ack: Ack | None) -> Exchange:
+        fault = self._plan["begin"].pop(0) if self._plan.get("begin") else ""
+        if fault == "before":
+            raise StoreUnavailable("Redis does not answer.")
+        exchange = self._store.begin(name, ack)
+
+        def answered() -> tuple[bool | None, ClaimReply]:
+            found = exchange()
+            if fault == "after":
+                raise StoreUnavailable("Redis does not answer.")
+            return found
+
+        return answered
+
     def _call(self, verb: str, call: Callable[[], object]) -> object:
         fault = self._plan[verb].pop(0) if self._plan.get(verb) else ""
         if fault == "before":
@@ -450,6 +472,86 @@ def test_a_member_in_a_foreign_format_is_delivered_as_it_stands(world: World) ->
     world.client.zadd(world.keys.bucket(start_ms), {"by hand": START_MS})
     world.loop().run()
     assert world.texts() == ["by hand"]
+
+
+class Counting:
+    """A store that notes which calls it gets."""
+
+    def __init__(self, store: RedisStore) -> None:
+        self._store = store
+        self.calls: list[str] = []
+
+    def __getattr__(self, verb: str) -> object:
+        self.calls.append(verb)
+        return getattr(self._store, verb)
+
+
+def some(world: World, count: int) -> None:
+    world.store.schedule("s", transaction(*((line, START_MS) for line in range(1, count + 1))))
+
+
+def test_in_a_flood_the_next_claim_goes_with_the_acknowledgement(ahead: World) -> None:
+    some(ahead, 45)  # the store's claims are of 10
+    store, in_flight = Counting(ahead.store), []
+    ahead.sink.on_deliver = lambda: in_flight.append(ahead.stats().in_flight)
+    totals = ahead.loop(store=store, until="empty").run()
+    assert ahead.texts() == [f"message {line}" for line in range(1, 46)]
+    # The last one finds nothing more, but that is not believed, since it is some time ago.
+    assert store.calls == ["claim", "ack", "claim", "begin", "begin", "begin", "begin", "ack", "claim"]
+    assert set(in_flight[10:30]) == {20}
+    assert (totals.claimed, totals.delivered, totals.of_all_topics().lateness.total()) == (45, 45, 45)
+
+
+@pytest.mark.parametrize(("prefetch_from", "took_ms", "calls"), [(10, 0, 1), (11, 0, 0), (0, 0, 0), (1, 310, 0)])
+def test_only_full_claims_of_a_quick_sink_ask_ahead(prefetch_from: int, took_ms: int, calls: int) -> None:
+    world = World(prefetch_from)
+    some(world, 20)
+    store = Counting(world.store)
+    world.sink.on_deliver = lambda: world.clock.advance_ms(took_ms)
+    world.loop(store=store).run()
+    assert store.calls.count("begin") == calls
+
+
+@pytest.mark.parametrize("fault", ["before", "after"])
+def test_a_claim_ahead_that_failed_costs_no_lease(ahead: World, fault: str) -> None:
+    some(ahead, 40)
+    totals = ahead.loop(
+        store=Flaky(ahead.store, {"begin": ["", fault], "ack": ["", "after"], "claim": ["", "after"]})
+    ).run()
+    assert ahead.texts() == [f"message {line}" for line in range(1, 41)]
+    assert ahead.clock.now_ms < START_MS + LEASE_MS
+    assert (totals.delivered, totals.late_acks, ahead.stats().counters["delivered"]) == (40, 0, 40)
+
+
+def test_a_stop_gives_back_what_was_asked_ahead(ahead: World) -> None:
+    some(ahead, 45)
+
+    def stop_at_the_15th() -> None:
+        ahead.stop = ahead.sink.blocked = len(ahead.sink.seen) == 14
+
+    ahead.sink.on_deliver = stop_at_the_15th
+    totals = ahead.loop().run()
+    stats = ahead.stats()
+    assert (len(ahead.sink.seen), stats.scheduled, stats.in_flight, stats.counters["delivered"]) == (14, 31, 0, 14)
+    assert (totals.delivered, totals.late_acks) == (14, 0)
+    rest = ahead.new_store(claim_limit=50).claim("other:0").claim
+    assert rest is not None and {m.attempt for m in rest.messages} == {1}
+
+
+def test_a_sink_that_closes_gives_back_what_was_asked_ahead_and_counts_what_was_delivered(ahead: World) -> None:
+    some(ahead, 45)
+
+    def close_at_the_25th() -> None:
+        if len(ahead.sink.seen) == 24:
+            raise SinkClosed("Nobody reads.", 4)
+
+    ahead.sink.on_deliver = close_at_the_25th
+    loop = ahead.loop()
+    with pytest.raises(SinkClosed):
+        loop.run()
+    stats = ahead.stats()
+    assert (stats.scheduled, stats.in_flight, stats.counters["delivered"]) == (25, 0, 20)
+    assert loop.totals.delivered == 20
 
 
 def test_the_token_is_what_the_builders_say() -> None:

@@ -59,6 +59,7 @@ class History:
             or e.what in ("cancelled", "rescheduled", "replaced")
         )
         claims = Counter(e.details[0] for e in self.of("claimed") if e.details[2])
+        found["a claim ahead"] = sum(bool(e.details[4]) for e in self.of("claimed"))
         found["a claim told again"] = sum(not e.details[2] for e in self.of("claimed"))
         found["a token claimed again"] = sum(count > 1 for count in claims.values())
         found["a duplicate"] = sum(n > 1 for n in Counter(e.details[1] for e in self.of("delivered")).values())
@@ -212,11 +213,11 @@ def leases(history: History) -> Iterator[str]:
 
 
 def one_claim(history: History) -> Iterator[str]:
-    """V9: a loop holds one claim at a time, also when the reply to the last one was lost."""
+    """V9: a loop holds one claim and the next one at a time, also when the reply to the last one was lost."""
     if history.has_jumps():
         return
     for event in history.of("claimed"):
-        if event.details[4]:
+        if len(event.details[4]) > 1:
             yield f"{event.who} claimed {event.details[0]} while it held {event.details[4]}"
 
 

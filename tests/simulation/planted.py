@@ -21,7 +21,7 @@ class Planted:
         """Return the loop with the fault planted; the modules themselves stay as they are."""
         faulty_tick = self._load(tick)
         faulty_loop = self._load(loop)
-        faulty_loop.run_tick = faulty_tick.run_tick  # type: ignore[attr-defined]
+        faulty_loop.Ticker = faulty_tick.Ticker  # type: ignore[attr-defined]
         return faulty_loop.DrainLoop  # type: ignore[no-any-return]
 
     def _load(self, module: ModuleType) -> ModuleType:
@@ -30,6 +30,11 @@ class Planted:
             source = replace_once(source, self.old, self.new, self.name)
         return load_again(module, source)
 
+
+CLOSED = """\
+            with suppress(StoreError):  # the sink's error is the one to report; the lease gives the messages back
+                self._store.release(claim, min(exc.started, len(messages)))
+            raise"""
 
 PLANTED = [
     # tick
@@ -43,35 +48,37 @@ PLANTED = [
     Planted(
         "it acknowledges before it delivers",
         tick,
-        "        delivered = sink.deliver(",
-        "        store.ack(claim, len(deliveries), [])\n        delivered = sink.deliver(",
+        "            count = self._sink.deliver(",
+        "            self._store.ack(claim, len(messages), [])\n            count = self._sink.deliver(",
     ),
     Planted(
         "it acknowledges what it did not deliver",
         tick,
-        "held = _acknowledge(store, claim, deliveries[:delivered],",
-        "held = _acknowledge(store, claim, deliveries,",
+        "claim, messages[:count], self._clock.wall_ms()",
+        "claim, messages, self._clock.wall_ms()",
     ),
     Planted(
         "it acknowledges nothing",
         tick,
-        "return self.store.ack(self.claim, len(self.delivered), idempotency_keys)",
+        "return self.store.ack(*self.ack)",
         "return True",
     ),
     Planted(
         "it ignores a closed sink",
         tick,
-        "        _give_back(store, claim, min(exc.started, len(deliveries)))\n        raise",
-        "        delivered = len(deliveries)",
+        CLOSED,
+        "            count = len(messages)",
     ),
     Planted(
         "it keeps its claim when the sink closes",
         tick,
-        "        _give_back(store, claim, min(exc.started, len(deliveries)))\n        raise",
-        "        raise",
+        CLOSED,
+        "            raise",
     ),
-    Planted("an attempt does not count when the sink closes", tick, "min(exc.started, len(deliveries))", "0"),
-    Planted("it keeps what it did not deliver", tick, "if held and delivered < len(deliveries):", "if False:"),
+    Planted("an attempt does not count when the sink closes", tick, "min(exc.started, len(messages))", "0"),
+    Planted(
+        "it keeps what it did not deliver", tick, "if not settled[-1].is_late and count < len(messages):", "if False:"
+    ),
     Planted(
         "it asks for another claim when a reply is lost",
         tick,
@@ -81,8 +88,30 @@ PLANTED = [
     Planted(
         "it takes every acknowledgement for accepted",
         tick,
-        "return held or (call.tries > 1 and lease.is_running())",
-        "return True",
+        "held = held or (call.tries > 1 and call.lease.is_running())",
+        "held = True",
+    ),
+    Planted("it asks under one name", tick, 'f"{self._loop_id}:{self._claims - 1}"', "self._loop_id"),
+    Planted(
+        "it forgets what it acknowledged with the next claim",
+        tick,
+        "_Asked(call, self._delivered, exchange), None",
+        "_Asked(call, None, exchange), None",
+    ),
+    Planted(
+        "it keeps what it asked ahead when it ends", tick, "            self._release(claim, 0)", "            pass"
+    ),
+    Planted(
+        "it does not read what it asked ahead when it ends",
+        tick,
+        "        self._read_answers(settled)\n        self._settle(settled)\n",
+        "        self._settle(settled)\n",
+    ),
+    Planted(
+        "it drops what it asked ahead",
+        tick,
+        "            self._answered = asked.claim, reply",
+        "            pass",
     ),
     # loop
     Planted(
@@ -104,8 +133,8 @@ PLANTED = [
     Planted(
         "it counts what was stale as delivered",
         loop,
-        "        if not tick.late_acks:",
-        "        if True:",
+        "            if each.is_late:",
+        "            if False:",
     ),
     Planted(
         "it does not count what moved",
@@ -113,5 +142,4 @@ PLANTED = [
         "self.totals.count_moved(tick.reply.moved, tick.reply.now_ms)",
         "len(tick.reply.moved) - 1",
     ),
-    Planted("it asks under one name", loop, 'name = f"{self.loop_id}:{self._passes}"', 'name = f"{self.loop_id}"'),
 ]

@@ -26,6 +26,7 @@ OUTCOMES = {
     "rescheduled",
     "replaced",
     "a duplicate",
+    "a claim ahead",
     "a late arrival",
     "a claim told again",
     "a token claimed again",
@@ -57,6 +58,7 @@ def test_the_same_seed_is_the_same_run() -> None:
         assert simulate(seed).events == simulate(seed).events
 
 
+@pytest.mark.slow
 def test_the_same_seed_is_the_same_run_in_another_process() -> None:
     """Where sets of texts, for one, have another order."""
     command = [sys.executable, "-m", "tests.simulation", "--seeds", "40", "--trace"]

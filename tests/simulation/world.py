@@ -112,7 +112,10 @@ class World:
 
     def travel(self) -> None:
         """A packet is on its way."""
-        self.kernel.let_pass(self.random.uniform(0.05, 2))
+        self.kernel.let_pass(self.travel_ms())
+
+    def travel_ms(self) -> float:
+        return self.random.uniform(0.05, 2)
 
     def strikes(self, kind: str, who: str, for_ms: float = 0) -> bool:
         """Say whether a fault falls here, and note it."""

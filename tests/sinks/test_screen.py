@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from typing import get_args
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from pipeline.config import SINKS
 from pipeline.core.errors import SinkClosed
@@ -80,6 +82,22 @@ def test_json_has_what_programs_need(pipe: tuple[int, int]) -> None:
         "lateness_ms": 13,
         "attempt": 2,
     }
+
+
+@given(
+    st.text(),
+    st.text(max_size=3),
+    st.text(max_size=3),
+    st.dictionaries(st.text(), st.text(), max_size=1),
+    st.integers(0, 2**53),
+)
+def test_json_is_the_record_of_a_message_and_when_it_was_delivered(
+    text: str, topic: str, key: str, headers: dict[str, str], due_ms: int
+) -> None:
+    message = Message(due_ms, text, topic, key, headers, message_id="P" * 22, attempt=2)
+    delivered = {"delivered_ms": DUE_MS + 13, "lateness_ms": DUE_MS + 13 - due_ms}
+    line = ScreenSink("json", StoppedClock(), 1)._render(message)
+    assert line == json.dumps(message.to_record() | delivered).encode() + b"\n"
 
 
 def test_json_has_headers_only_if_there_are_any(pipe: tuple[int, int]) -> None:
