@@ -1,9 +1,9 @@
 """A message as it stands in a stream: pending for a group, or dead."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Final
 
-from pipeline.core.messages import Message
+from pipeline.core.messages import Message, value_type
 
 EntryId = tuple[int, int]
 NO_ENTRY: Final[EntryId] = (0, 0)
@@ -15,7 +15,7 @@ def entry_id_of(text: str) -> EntryId:
     return int(ms), int(number)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value_type(kw_only=True)
 class Entry(Message):
     """A message that one group has.
 
@@ -40,7 +40,7 @@ class Entry(Message):
         return replace(self, delivery_count=self.delivery_count + 1, attempt=self.attempt + (self.delivery_count > 0))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value_type(kw_only=True)
 class DeadLetter(Message):
     """A message that was given up.
 

@@ -16,6 +16,7 @@ import pytest
 import redis
 
 from pipeline.core.errors import PipelineError
+from pipeline.core.messages import Message
 from pipeline.kafka import sender
 from pipeline.kafka.cluster import KafkaAway, TopicGone
 from pipeline.kafka.forwarder import Forwarder
@@ -24,6 +25,7 @@ from pipeline.store.keys import Keys
 from pipeline.store.outbox import Outbox
 from tests.clock import ManualClock
 from tests.kafka.model import Cluster, Consumer, Crashed, Faults, Kafka, Producer
+from tests.model.snapshot import entry_of
 
 TOPICS = ("a", "b", "late", "gone")  # one comes into being while messages are on their way, one goes
 SMALL, LARGE, HUGE, ENDLESS = b"s", b"l" * 6, b"h" * 12, b"e" * 20  # two that are large are too large together
@@ -151,6 +153,8 @@ class World:
         topic, body = topic or self.random.choice(TOPICS), body or self.random.choice(self.kinds)
         name = f"m{len(self.sent)}-{uuid.UUID(int=self.random.getrandbits(128)).hex[:4]}"
         fields: dict[Any, Any] = {"id": name, "message": body, "topic": topic, "due_ms": 1, "attempt": 1}
+        if len(self.sent) % 2:  # the other form: as it was scheduled
+            fields = {1: Message(1, body.decode(), topic, name).to_member(f"tokenoftwelve_{len(self.sent):08x}")}
         at = "*" if self.admin.exists(self.keys.outbox()) else FIRST_ID
         self.sent.append(Sent(name, topic, body, self.admin.xadd(self.keys.outbox(), fields, id=at).decode()))
         return name
@@ -301,7 +305,7 @@ class World:
             self.admin.restore(key, 0, value)
         self.forgiven |= {sent.name for sent in self.sent[snapshot.sent :]} | {*(dead_before - self.dead())}
         there = self.admin.xrange(self.keys.outbox())
-        self.repeated |= {fields[b"id"].decode() for _, fields in there if b"id" in fields}
+        self.repeated |= {entry_of(fields)[0] for _, fields in there if fields.get(b"id") != b""}
         for process in self.processes:
             process.link.is_cut = True
         share, self.faults.share = self.faults.share, 0.0

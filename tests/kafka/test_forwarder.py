@@ -134,7 +134,7 @@ def test_without_transactions_no_message_is_lost_and_the_order_is_kept_but_for_r
     live_all(open_world, share, exactly_once=False)
 
 
-@pytest.mark.parametrize("strike", STRIKES)
+@pytest.mark.parametrize("strike", [crash, *(pytest.param(strike, marks=pytest.mark.slow) for strike in STRIKES[1:])])
 def test_struck_at_any_point_all_goes_on(open_world: OpenWorld, strike: Callable[[World], bool]) -> None:
     assert strike_everywhere(open_world, strike, exactly_once=True) > 50
 

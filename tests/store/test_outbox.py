@@ -7,12 +7,16 @@ from typing import Any
 
 import pytest
 
+from pipeline.config import TopicSettings
 from pipeline.core.errors import StoreProtocolError, StoreUnavailable
+from pipeline.core.messages import Message
 from pipeline.runtime.process import wait_until
 from pipeline.store import outbox as outbox_module
+from pipeline.store.base import NO_MARKER, MarkerMove, Transaction
 from pipeline.store.entries import entry_id_of
 from pipeline.store.outbox import Outbox, OutboxEntry
-from tests.store.conftest import Bench, ends
+from tests.store.builders import TOKEN, in_keyed_rows, in_rows, set_topic
+from tests.store.conftest import START_MS, Bench, ends
 
 LEASE_MS = 60_000
 WAIT_MS = 9_000  # less than the client waits for a reply
@@ -128,6 +132,25 @@ class TestReading:
         assert found[0] == OutboxEntry(first, "t", "id-ä", 7, "ä".encode(), {})
         assert (found[1].body, found[1].headers) == (b"\xff", headers)
 
+    def test_messages_that_went_in_as_they_were_scheduled_are_read_so(self, bench: Bench) -> None:
+        plain, full, odd = (f"tokenoftwelve_{number:08x}" for number in range(3))
+        members = [
+            f"{plain}mä".encode(),
+            Message(7, "m", "t", headers={"a": "é"}).to_member(full),
+            b"\xff by hand",
+            odd.encode() + b"m\xff",
+        ]
+        ids = [bench.client.xadd(bench.keys.outbox(), {b"7": member}).decode() for member in members]
+        early = bench.client.xadd(bench.keys.outbox(), {b"-9007199254740992": members[0]}).decode()
+        *found, last = taken(bench).read("", "", 10) or []
+        assert last == OutboxEntry(early, "default", plain, -9007199254740992, "ä".encode(), {})
+        assert found == [
+            OutboxEntry(ids[0], "default", plain, 7, "ä".encode(), {}),
+            OutboxEntry(ids[1], "t", full, 7, b"m", {"a": "é"}),
+            OutboxEntry(ids[2], "default", "\ufffd by hand", 7, members[2], {}),
+            OutboxEntry(ids[3], "default", odd, 7, b"\xff", {}),
+        ]
+
     def test_what_is_in_kafka_is_dropped_and_nothing_behind_it(self, bench: Bench) -> None:
         ids = put(bench, *"abcd")
         outbox = taken(bench)
@@ -159,12 +182,27 @@ class TestReading:
         assert texts_of(outbox.read("", "", 3)) == ["3", "4", "5"]
 
     def test_many_large_messages_are_no_reply_of_any_size(self, bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-        put(bench, *(str(number) for number in range(250)))
+        put(bench, *("x" * 3_000 for _ in range(250)))
         outbox = taken(bench)
         monkeypatch.setattr(outbox_module, "BYTES_MAX", 1)
         assert len(outbox.read("", "", 250) or []) == 100
-        monkeypatch.setattr(outbox_module, "BYTES_MAX", 2_000)
+        monkeypatch.setattr(outbox_module, "BYTES_MAX", 1_000_000)
         assert len(outbox.read("", "", 250) or []) == 200
+
+    def test_only_small_messages_are_read_many_at_a_time(self, bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+        put(bench, *(str(number) for number in range(700)), *("x" * 3_000 for _ in range(700)))
+        outbox, asked = taken(bench), []
+        read = bench.user.xrange
+
+        def note(*arguments: Any, count: int) -> Any:
+            asked.append(count)
+            return read(*arguments, count=count)
+
+        monkeypatch.setattr(bench.user, "xrange", note)
+        found = outbox.read("", "", 1_400) or []
+        assert len(found) == 1_400
+        assert asked[:3] == [100, 500, 500]  # the third has the first large ones
+        assert set(asked[3:]) == {100}
 
     def test_what_other_programs_wrote_is_read_as_messages(self, bench: Bench) -> None:
         written: list[dict[Any, Any]] = [
@@ -223,6 +261,35 @@ class TestRefusing:
         assert bench.client.smembers(bench.keys.topics()) == {b"t"}
         assert bench.client.hgetall(bench.keys.counters()) == {b"dead": b"1"}
 
+    def test_one_that_went_in_as_it_was_scheduled_becomes_one_like_any_other(self, bench: Bench) -> None:
+        message_id = "tokenoftwelve_0000000a"
+        message = Message(7, "m", "t", headers={"a": "b"})
+        for member in (message.to_member(message_id), b"by hand"):
+            bench.client.xadd(bench.keys.outbox(), {b"7": member})
+        outbox = taken(bench)
+        for entry in outbox.read("", "", 10) or []:
+            assert outbox.refuse(entry, "too_large", "")
+        [dead], [odd] = dead_letters(bench), dead_letters(bench, "default")
+        same = {b"due_ms": b"7", b"attempt": b"1", b"reason": b"too_large", b"detail": b"", b"group": b""}
+        died = {b"died_ms": dead[b"died_ms"]}
+        full = {b"id": message_id.encode(), b"message": b"m", b"topic": b"t", b"headers": b'{"a":"b"}'}
+        assert dead == {**full, **same, **died}
+        assert odd == {
+            b"id": b"by hand",
+            b"message": b"by hand",
+            b"topic": b"default",
+            **same,
+            b"died_ms": odd[b"died_ms"],
+        }
+
+    def test_one_of_another_program_keeps_what_it_has(self, bench: Bench) -> None:
+        bench.client.xadd(bench.keys.outbox(), {b"message": b"alone"})
+        outbox = taken(bench)
+        [entry] = outbox.read("", "", 10) or []
+        assert outbox.refuse(entry, "invalid", "")
+        [dead] = dead_letters(bench, "default")
+        assert {*dead} == {b"message", b"reason", b"detail", b"group", b"died_ms"} and dead[b"message"] == b"alone"
+
     def test_what_was_dropped_is_none(self, bench: Bench) -> None:
         put(bench, "a")
         outbox = taken(bench)
@@ -273,3 +340,82 @@ class TestLostWrites:
         put(bench, "a", entry_id="99999999999999-5")
         [entry] = taken(bench).read(position, "", 10) or []
         assert entry.entry_id == "99999999999999-5"
+
+
+class TestClaim:
+    """Where all goes to Kafka, a message goes into the outbox as it was scheduled, unless something has to be looked up for it."""
+
+    ID = "tokenoftwelve_0000000a"
+
+    def entries(self, bench: Bench, member: bytes, **own: TopicSettings) -> list[dict[bytes, bytes]]:
+        for topic, settings in {"*": TopicSettings(sink="kafka"), **own}.items():
+            set_topic(bench.client, bench.keys, topic, settings)
+        rows = in_rows([(START_MS, member), (START_MS - 2, TOKEN.encode() + b"00000001mfirst")])
+        store = bench.store()
+        assert store.schedule("s", Transaction([MarkerMove("o", NO_MARKER, "all")], rows, in_keyed_rows([]), 0))
+        while store.claim("c").moved:
+            pass
+        assert store.claim("c").claim is None and bench.client.exists(bench.keys.bucket(START_MS)) == 0
+        return [fields for _, fields in bench.client.xrange(bench.keys.outbox())]
+
+    @pytest.mark.parametrize(
+        "member",
+        [
+            Message(0, "m").to_member(ID),
+            Message(0, 'm"topic":"x"', "t").to_member(ID),
+            Message(0, "m", "t", headers={"a": "b"}).to_member(ID),
+        ],
+        ids=["plain", "topic", "headers"],
+    )
+    def test_nothing_has_to_be_looked_up(self, bench: Bench, member: bytes) -> None:
+        first, found = self.entries(bench, member)
+        assert first == {b"%d" % (START_MS - 2): TOKEN.encode() + b"00000001mfirst"}
+        assert found == {b"%d" % START_MS: member}
+
+    @pytest.mark.parametrize("key", ["", ',"id":"k"'])
+    def test_what_was_rescheduled_says_when_it_was_due(self, bench: Bench, key: str) -> None:
+        [_, found] = self.entries(bench, f'{self.ID}r{{"message":"m","due_ms":"9"{key}}}'.encode())
+        assert found[b"due_ms"] == b"9" and found[b"message"] == b"m"
+
+    def test_an_idempotency_key_is_known_from_now_on(self, bench: Bench) -> None:
+        bench.client.hset(bench.keys.places(), "k", f"{self.ID}{START_MS}")
+        [_, found] = self.entries(bench, Message(0, "m", id="k").to_member(self.ID))
+        assert found[b"id"] == b"k"
+        assert not bench.client.exists(bench.keys.places())
+        assert bench.client.zscore(bench.keys.ids(), "k") > START_MS
+
+    def test_its_attempts_are_told_and_forgotten(self, bench: Bench) -> None:
+        bench.client.hset(bench.keys.attempts(), self.ID, 2)
+        [_, found] = self.entries(bench, Message(0, "m").to_member(self.ID))
+        assert found[b"attempt"] == b"3"
+        assert not bench.client.exists(bench.keys.attempts())
+
+    def test_a_topic_may_have_settings_of_its_own(self, bench: Bench) -> None:
+        own = TopicSettings(sink="stream")
+        assert len(self.entries(bench, Message(0, "m", "t").to_member(self.ID), t=own)) == 1
+        assert bench.client.xlen(bench.keys.stream("t")) == 1
+
+    def test_a_paused_topic_is_held(self, bench: Bench) -> None:
+        bench.client.hset(bench.keys.pauses(), "t", 1)
+        assert len(self.entries(bench, Message(0, "m", "t").to_member(self.ID))) == 1
+        assert bench.client.zcard(bench.keys.held("t")) == 1
+
+    def test_a_score_by_hand_may_be_any(self, bench: Bench) -> None:
+        set_topic(bench.client, bench.keys, "*", TopicSettings(sink="kafka"))
+        for score, start in ((-5, -600_000), (1.5, 0)):
+            bench.client.zadd(bench.keys.bucket(start), {TOKEN.encode() + b"00000001mby hand": score})
+            bench.client.zadd(bench.keys.buckets(), {str(start): start})
+            assert bench.store().claim(f"c{start}").moved
+        assert [(entry.due_ms, entry.body) for entry in taken(bench).read("", "", 10) or []] == [
+            (-5, b"by hand"),
+            (2, b"by hand"),
+        ]
+
+    def test_what_moved_is_told_with_its_topic_and_due_time(self, bench: Bench) -> None:
+        set_topic(bench.client, bench.keys, "*", TopicSettings(sink="kafka"))
+        members = [Message(0, "m", "t").to_member(self.ID), Message(0, "m", headers={"a": "b"}).to_member(self.ID)]
+        rows = in_rows([(START_MS, members[0]), (START_MS - 2, members[1])])
+        store = bench.store()
+        assert store.schedule("s", Transaction([MarkerMove("o", NO_MARKER, "all")], rows, in_keyed_rows([]), 0))
+        moved = store.claim("c").moved
+        assert [(each.topic, each.dues_ms) for each in moved] == [("default", [START_MS - 2]), ("t", [START_MS])]

@@ -148,7 +148,6 @@ end
 
 local rows, row_count, plan = {}, 0, {} -- for the screen, and for elsewhere, in order
 local count, bytes, next_ms, is_cut = 0, 0, {}, false
-local byte, RESCHEDULED = string.byte, string.byte('r')
 while count < claim_limit and bytes < claim_bytes_max and not is_cut do
   local page = due_page(count, claim_limit - count, 'WITHSCORES')
   if #page == 0 then
@@ -156,7 +155,7 @@ while count < claim_limit and bytes < claim_bytes_max and not is_cut do
   end
   for index = 1, #page, 2 do
     local member, due_ms, step = page[index], due_text(page[index + 1]), nil
-    if not is_plain or byte(member, FORM_AT) == RESCHEDULED then
+    if not is_plain or string.byte(member, FORM_AT) == RESCHEDULED then
       step = route(member, due_ms, next_ms)
     end
     if not step or not step.kind then
@@ -173,7 +172,9 @@ while count < claim_limit and bytes < claim_bytes_max and not is_cut do
 end
 
 -- Say what the messages behind this claim need, so that the next one can name it. A wrong guess costs another call.
-if is_cut or (look_ahead and not is_plain) then
+if look_ahead and not is_cut and is_outbox_of_all then
+  want(usual_target('default'))
+elseif is_cut or (look_ahead and not is_plain) then
   local ahead_ms = {}
   for topic, go_ms in pairs(next_ms) do
     ahead_ms[topic] = go_ms
@@ -185,7 +186,7 @@ if is_cut or (look_ahead and not is_plain) then
       break
     end
     for _, member in ipairs(page) do
-      local topic = string.match(member, '^j.*"topic":"([%w._-]+)"', FORM_AT) -- as a guess, to decode it only once
+      local topic = likely_topic(member) -- to decode it only once
       local key = topic and usual_target(topic)
       if key then
         want(key)
@@ -259,8 +260,8 @@ end
 -- First where the messages go to, then where they come from: an error between the two can repeat them, not lose them.
 local found, is_found = {}, {}
 for _, step in ipairs(plan) do
-  local topic = step.body.topic
   move(step)
+  local topic = step.body and step.body.topic
   -- One whose key has something is in `topics` already; with thousands of topics, saying so again took 3 % of the time.
   if step.kind ~= 'bucket' and step.kind ~= 'outbox' and checked[step.key] == 0 and not is_found[topic] then
     found[#found + 1], is_found[topic] = topic, true

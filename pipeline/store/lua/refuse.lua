@@ -16,6 +16,7 @@
 -- Returns OK, GONE: it is not in the outbox (any more), or LOST: the lease is over
 --
 -- include common
+-- include member
 local outbox, forwarder, dead, topics, counters = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local token, id, topic, reason, detail, now_ms = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5], text(clock_ms(ARGV[6]))
 
@@ -32,6 +33,14 @@ redis.call('XLEN', dead)
 redis.call('SCARD', topics)
 redis.call('HLEN', counters)
 local fields = entry[2]
+if #fields == 2 and string.find(fields[1], '^%-?%d+$') then -- a message as it was scheduled
+  local due_ms, member = fields[1], fields[2]
+  local body = read_member(member)
+  fields = {
+    'id', body.id or string.sub(member, 1, MESSAGE_ID_LENGTH), 'message', body.message, 'topic', body.topic, 'due_ms', due_ms,
+    'attempt', '1', body.headers and 'headers', body.headers and cjson.encode(body.headers)
+  }
+end
 for _, value in ipairs({'reason', reason, 'detail', detail, 'group', '', 'died_ms', now_ms}) do
   fields[#fields + 1] = value
 end

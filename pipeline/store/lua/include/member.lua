@@ -1,4 +1,5 @@
 local FORM_AT = MESSAGE_ID_LENGTH + 1 -- where a member has the letter of its form
+local PLAIN, JSON, RESCHEDULED = string.byte('mjr', 1, 3) -- the letters
 local NAME_LENGTH_MAX = 64
 local NOTHING = {} -- one for all: making a table costs more than most that is done here
 
@@ -57,4 +58,13 @@ local function read_member(member)
     end
   end
   return {topic = 'default', message = member}
+end
+
+-- Return the topic of a member that is not rescheduled, without reading it: nil if that does not tell it. A header may have its name.
+local function likely_topic(member)
+  local form = string.byte(member, FORM_AT)
+  if form == PLAIN then
+    return 'default'
+  end
+  return form == JSON and string.match(member, '"topic":"([%w._-]+)"', FORM_AT)
 end

@@ -48,12 +48,18 @@ local function move(step)
       note_place(places, step.body.id, step.member, step.score, step.name)
     end
   else
-    write_entry(step)
+    local body = step.body
+    if body then
+      write_entry(step)
+    else
+      redis.call('XADD', step.key, '*', step.due_ms, step.member)
+      body = {topic = likely_topic(step.member) or 'default'}
+    end
     if step.kind == 'dead' then
       dead = dead + 1
     else
       delivered = delivered + 1
-      local topic, group, arrival = step.body.topic, step.body.group or '', string.sub(step.member, 1, ARRIVAL_LENGTH)
+      local topic, group, arrival = body.topic, body.group or '', string.sub(step.member, 1, ARRIVAL_LENGTH)
       if topic == last_topic and group == last_group and arrival == last_arrival then
         moved[delivered] = step.due_ms
       else
