@@ -38,6 +38,7 @@ from pipeline.ingest.query import bind_checkpoint, java_watched, open_session, s
 from pipeline.ingest.readers import read_direct, read_landing
 from pipeline.ingest.sources import DirectSource, FilesSource, SocketSource, Source
 from pipeline.ingest.writer import BatchWriter, PartitionWriter, WriterSettings
+from pipeline.runtime.class_archive import archive_made_beside
 from pipeline.store.checks import what_stored_means
 from pipeline.store.heartbeats import IngestHeartbeat, write_ingest
 from pipeline.store.shards import ShardedStore, open_shards
@@ -98,14 +99,20 @@ def open_rows(
 ) -> tuple[DataFrame, PartitionWriter]:
     """Return what Spark reads, and what stores a partition of it."""
     if settings.ingest.source == "kafka":
+        from pipeline.ingest.kafka_reader import ReadSettings
         from pipeline.ingest.kafka_source import KafkaSource, name_of, read_kafka
-        from pipeline.ingest.kafka_writer import RangeWriter, ReadSettings
+        from pipeline.ingest.kafka_windows import PartitionMarker
+        from pipeline.ingest.kafka_writer import RangeWriter
 
         assert isinstance(source, KafkaSource)
         kafka = settings.kafka
         write = RangeWriter(writer_settings, ReadSettings(source.properties, kafka.format, kafka.accept_loss))
         markers = store.markers(source.marker_source_id, [each.part_id for each in source.partitions])
-        stored = {name_of(each): int(at) for each, at in zip(source.partitions, markers, strict=True) if at}
+        stored = {
+            name_of(each): PartitionMarker.of(at).next
+            for each, at in zip(source.partitions, markers, strict=True)
+            if at
+        }
         return read_kafka(spark, kafka, source.properties, stored), write
     read = read_direct if isinstance(source, DirectSource) else read_landing
     return read(spark, source.location, settings.ingest.max_bytes_per_trigger), PartitionWriter(writer_settings)
@@ -247,7 +254,8 @@ def _run(
         if once:
             run_to_the_end(query, stop, clock, look)
         else:
-            run_until_stopped(source, query, start, clock, stop, stop.interrupting, sweeper, roller)
+            with archive_made_beside(Path(__file__).resolve().parents[1]):
+                run_until_stopped(source, query, start, clock, stop, stop.interrupting, sweeper, roller)
     reporter.wait_for_the_end()
     log.info("%s after %s", "stopped" if stop() else "done", reporter.total_text())
     if once and sweeper is not None:

@@ -25,7 +25,9 @@ from pipeline.sinks import SinkName
 ROOT = Path(__file__).resolve().parents[1]
 ENV_PREFIX = "DUETIME_"
 # Variables with a meaning of their own; the last one only for the tests.
-NO_SETTINGS = frozenset({"DUETIME_CONFIG", "DUETIME_READY_FD", "DUETIME_SAMPLE", "DUETIME_TEST_SERVER"})
+NO_SETTINGS = frozenset(
+    {"DUETIME_CLASS_ARCHIVE", "DUETIME_CONFIG", "DUETIME_READY_FD", "DUETIME_SAMPLE", "DUETIME_TEST_SERVER"}
+)
 NAME_PATTERN = r"\A[A-Za-z0-9._-]{1,64}\Z"
 NAME_RULE = "1 to 64 of A-Z a-z 0-9 . _ -"
 URL_PATTERN = r"\A(?:https?://(?:[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(?::[0-9]{1,5})?(?:[/?][!\"$-~]*)?)?\Z"
@@ -85,7 +87,7 @@ class KafkaSettings:
     topics: str = ""
     format: RecordFormat = "json"
     start: Literal["earliest", "latest"] = "earliest"
-    offsets_per_trigger: Positive = 200_000
+    offsets_per_trigger: Positive = 1_000_000
     accept_loss: bool = False
     client_config: str = ""
     exactly_once: bool = True

@@ -22,10 +22,8 @@ log = logging.getLogger(__name__)
 STOP_MS = 20_000  # how long a running batch may take at a stop; cut off after that, it is replayed at the next start
 CHECK_MS = 20
 LOOKS_PER_KEEP = 6
-_BEFORE_A_LOOK = (
-    "Initializing",
-    "Getting offsets",
-)  # what Spark says of a query until it knows whether there is something
+# What Spark says of a query until it knows whether there is something.
+_BEFORE_A_LOOK = ("Initializing", "Getting offsets")
 
 
 class MarkerStore(Protocol):

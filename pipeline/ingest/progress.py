@@ -22,7 +22,7 @@ from pipeline.store.heartbeats import IngestProgress
 log = logging.getLogger(__name__)
 
 PENDING_MAX = 100  # batches whose progress events Spark may be late with
-WAIT_SEC = 2.0  # for the event of the last batch
+WAIT_SEC = 2.0  # for the next event of a query that has ended; with a Java that is gone none comes
 
 
 class BatchReporter(StreamingQueryListener):
@@ -59,6 +59,7 @@ class BatchReporter(StreamingQueryListener):
         self._lock = Lock()
         self._stored: dict[int, tuple[Summary, float, int | None]] = {}
         self._has_ended = Event()
+        self._is_deleting = False
 
     def report(self, batch_id: int, summary: Summary, elapsed_sec: float) -> None:
         """Log what became of a batch; Spark commits it after this.
@@ -86,17 +87,28 @@ class BatchReporter(StreamingQueryListener):
         )
 
     def wait_for_the_end(self) -> None:
-        """Wait, not long, for the events of a query that has ended."""
-        self._has_ended.wait(WAIT_SEC)
+        """Wait, not long, for the events of a query that has ended, and until the files of its last batch are deleted."""
+        while not self._has_ended.wait(WAIT_SEC) and self._is_deleting:
+            pass
 
     def onQueryStarted(self, event: QueryStartedEvent) -> None:  # noqa: N802 (Spark's name)
         """Start over; Spark waits for it."""
         self._has_ended.clear()
 
     def onQueryProgress(self, event: QueryProgressEvent) -> None:  # noqa: N802 (Spark's name)
-        """Count a committed batch; one without files brings nothing to count."""
+        """Count a committed batch, then delete its files: of ten thousand that takes seconds."""
+        self._is_deleting = self._landing is not None
+        self._count(event)
         if self._landing is not None:
             self._landing.delete_batch(event.progress.batchId)
+        self._is_deleting = False
+
+    def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:  # noqa: N802 (Spark's name)
+        """Note that no more events come."""
+        self._has_ended.set()
+
+    def _count(self, event: QueryProgressEvent) -> None:
+        """Count a batch; one without files brings nothing to count."""
         with self._lock:
             stored = self._stored.pop(event.progress.batchId, None)
         if stored is None or not stored[0].lines:
@@ -109,10 +121,6 @@ class BatchReporter(StreamingQueryListener):
             self._record(self._progress(event.progress, summary, elapsed_sec, waited_ms))
         except Exception as exc:
             log.debug("the progress is recorded with the next batch: %s", exc)
-
-    def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:  # noqa: N802 (Spark's name)
-        """Note that no more events come."""
-        self._has_ended.set()
 
     def _progress(self, event: Any, summary: Summary, elapsed_sec: float, waited_ms: int | None) -> IngestProgress:
         total = self._total

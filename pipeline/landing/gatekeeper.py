@@ -141,7 +141,7 @@ class Gatekeeper:
         """List the entries to be judged, and forget what is known of entries that are gone."""
         self._unripe = 0
         try:
-            found = self._inspector.list_entries(self._clock.wall_ms())
+            found = self._inspector.list_entries(self._clock.wall_ms)
         except OSError as exc:
             self._note_trouble(exc, "looking for files", self._input)
             return []

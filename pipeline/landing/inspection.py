@@ -5,7 +5,7 @@ import errno
 import json
 import os
 import stat
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -76,7 +76,7 @@ class Inspector:
         self._hints = hints
         self.stability = Stability(quiet_period_ms)
 
-    def list_entries(self, wall_ms: int) -> list[tuple[str, os.stat_result]]:
+    def list_entries(self, wall_ms: Callable[[], int]) -> list[tuple[str, os.stat_result]]:
         """List the entries whose names are finished, by arrival, with the status of each itself, once they have settled."""
         found = []
         with os.scandir(self._prefix) as entries:
@@ -85,7 +85,8 @@ class Inspector:
                     with contextlib.suppress(FileNotFoundError):
                         found.append((entry.name, entry.stat(follow_symlinks=False)))
         found.sort(key=lambda item: (_changed_ns(item[1]), item[1].st_mtime_ns, item[0]))
-        age_ms = wall_ms - max((status.st_ctime_ns for _, status in found), default=0) // 1_000_000
+        # The clock is read after the folder, so that what came meanwhile has an age; negative means a clock that was set back.
+        age_ms = wall_ms() - max((status.st_ctime_ns for _, status in found), default=0) // 1_000_000
         if 0 <= age_ms < SETTLE_MS:
             Event().wait((SETTLE_MS - age_ms) / 1_000)
         return found

@@ -26,15 +26,25 @@ GONE_PACKAGE = "--add-opens=java.base/sun.security.action=ALL-UNNAMED"
 
 SHIM = """\
 #!/usr/bin/env bash
-# Start {java} without what Spark's launcher asks for and this Java lacks or warns about.
+# Start {java} without what Spark's launcher asks for and this Java lacks or warns about, and with the archive of Spark's
+# classes if DUETIME_CLASS_ARCHIVE names one: it fits only if the folder of Spark's configuration is not on the class path.
+conf="$SPARK_CONF_DIR/:"
 options=()
+ours=()
 for option in "$@"; do
   case "$option" in
     {dropped}) ;;
+    "$conf"*)
+      if [ -n "$DUETIME_CLASS_ARCHIVE" ]; then
+        option="${{option#"$conf"}}"
+        ours=("-Dlog4j2.configurationFile=$SPARK_CONF_DIR/log4j2.properties")
+        [ -f "$DUETIME_CLASS_ARCHIVE" ] && ours+=("-XX:SharedArchiveFile=$DUETIME_CLASS_ARCHIVE" {unlogged})
+      fi
+      options+=("$option") ;;
     *) options+=("$option") ;;
   esac
 done
-exec {java} "${{options[@]}}"
+exec {java} "${{ours[@]}}" "${{options[@]}}"
 """
 
 
@@ -117,7 +127,8 @@ def prepare_java_home(java: Java, share: Path, *, quiet: bool) -> Path:
     if not dropped:
         return java.home
     program = "'" + str(java.home / "bin" / "java").replace("'", "'\\''") + "'"
-    text = SHIM.format(java=program, dropped=" | ".join(dropped))
+    unlogged = "'-Xlog:cds*=off' '-Xlog:aot*=off'" if java.major >= 24 else "'-Xlog:cds*=off'"  # that it doesn't fit
+    text = SHIM.format(java=program, dropped=" | ".join(dropped), unlogged=unlogged)
     # Named by its content, so a shim never changes under a start that is about to use it.
     home = share / f"java-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
     shim = home / "bin" / "java"

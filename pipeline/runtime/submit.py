@@ -186,13 +186,16 @@ def spark_environ(environ: Mapping[str, str], root: Path = ROOT, *, quiet: bool 
         ConfigError: There is no usable Java.
     """
     # Imported here: the drain loop does without, and starts the faster.
+    from pipeline.runtime.class_archive import archive_environ
     from pipeline.runtime.java import find_java, prepare_java_home
 
-    java_home = prepare_java_home(find_java(environ), Path(sys.prefix, "share"), quiet=quiet)
+    java, share = find_java(environ), Path(sys.prefix, "share")
+    spark_home, conf_dir = _find_spark_home(environ), environ.get("SPARK_CONF_DIR") or str(root / "conf")
     return {
-        "JAVA_HOME": str(java_home),
-        "SPARK_HOME": _find_spark_home(environ),
-        "SPARK_CONF_DIR": environ.get("SPARK_CONF_DIR") or str(root / "conf"),
+        "JAVA_HOME": str(prepare_java_home(java, share, quiet=quiet)),
+        "SPARK_HOME": spark_home,
+        "SPARK_CONF_DIR": conf_dir,
+        **(archive_environ(java, Path(spark_home), Path(conf_dir), share) if quiet else {}),
     }
 
 
@@ -212,7 +215,9 @@ def _find_spark_home(environ: Mapping[str, str]) -> str:
     spec = importlib.util.find_spec("pyspark")
     if spec is None or spec.origin is None:
         raise ConfigError("pyspark is not installed: start through ./spark-submit.sh, which installs it.")
-    ours = Path(spec.origin).parent
+    ours = (
+        Path(spec.origin).resolve().parent
+    )  # of checkouts that share an environment, one path, and one archive of classes
     theirs = Path(environ.get("SPARK_HOME") or ours)
     jars = {jar.name for jar in ours.glob("jars/spark-core_*.jar")}
     return str(theirs if any((theirs / "jars" / name).exists() for name in jars) else ours)

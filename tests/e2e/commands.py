@@ -114,10 +114,7 @@ class Checkout:
 
     def run(self, *arguments: str, environ: dict[str, str] | None = None) -> Command:
         """Start ``./spark-submit.sh`` with a bare environment."""
-        bare = {
-            "PATH": os.environ["PATH"],
-            **({"JAVA_HOME": os.environ["JAVA_HOME"]} if "JAVA_HOME" in os.environ else {}),
-        }
+        bare = {name: os.environ[name] for name in ("PATH", "JAVA_HOME", "SPARK_SUBMIT_OPTS") if name in os.environ}
         command = Command(["./spark-submit.sh", *arguments], {**bare, **(environ or {})}, self.root)
         self._running.append(command)
         return command

@@ -18,7 +18,7 @@ from pipeline.store.keys import Keys
 from pipeline.store.redis_store import RedisStore
 from pipeline.store.wakeup import WakeListener
 from tests.servers import real_server
-from tests.store.builders import in_rows
+from tests.store.builders import in_keyed_rows, in_rows
 
 BUCKET_MS = 600_000
 MESSAGES, SECONDS = 1_000, 60
@@ -52,7 +52,7 @@ def test_a_thousand_messages_in_a_minute_come_once_each_in_order_none_early() ->
             of_bucket = [(n, due_ms) for n, due_ms in enumerate(dues) if due_ms - due_ms % BUCKET_MS == start_ms]
             messages = [(due_ms, Message(due_ms, str(n)).to_member(f"{TOKEN}{n:08x}")) for n, due_ms in of_bucket]
             move = MarkerMove(f"{TOKEN}.{start_ms}", NO_MARKER, "all")
-            store.schedule("s", Transaction([move], in_rows(messages), [], 0))
+            store.schedule("s", Transaction([move], in_rows(messages), in_keyed_rows([]), 0))
         reader, writer = os.pipe()
         received: list[bytes] = []
         with os.fdopen(reader, "rb") as stream:

@@ -11,7 +11,7 @@ import pytest
 from jobs.messages import as_text
 from pipeline.client import Duetime
 from pipeline.core.messages import Message
-from pipeline.store.base import NO_MARKER, Found, IdentifiedMessage, MarkerMove, MessageRows, State, Transaction
+from pipeline.store.base import NO_MARKER, Found, MarkerMove, MessageRows, State, Transaction
 from pipeline.store.keys import Keys
 from pipeline.store.redis_store import RedisStore
 from tests.e2e.commands import Checkout
@@ -25,7 +25,7 @@ JOB = "jobs/messages.py"
 
 def schedule(server: RealServer, text: str, key: str, due_ms: int = TEA_MS, line: int = 1) -> None:
     member = Message(due_ms, text, "mail", key, {"lang": "en"}).to_member(f"{'P' * 14}{line:08x}")
-    identified = [IdentifiedMessage(due_ms - due_ms % 600_000, due_ms, member, key)]
+    identified = MessageRows([due_ms], [member], [key])
     move = MarkerMove(f"{'P' * 14}.{line}", NO_MARKER, "all")
     RedisStore(server.client(), KEYS).schedule("s", Transaction([move], MessageRows([], []), identified, 0))
 

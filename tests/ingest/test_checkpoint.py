@@ -119,6 +119,7 @@ def test_what_committed_batches_have_read_is_known_and_what_one_that_was_cut_off
     assert names_read(given.checkpoint, 0, 1) == set(second)
 
 
+@pytest.mark.slow
 def test_it_is_known_across_compacted_logs(spark: SparkSession, given: Input) -> None:
     names = given.land(23)
     given.run(spark, keep_nothing, max_bytes=1)  # a batch a file

@@ -4,6 +4,7 @@ import io
 import logging
 import uuid
 from pathlib import Path
+from threading import Event
 
 import pytest
 from pyspark.sql import SparkSession
@@ -11,6 +12,7 @@ from pyspark.sql import SparkSession
 from pipeline.config import RedisSettings
 from pipeline.core.errors import StoreUnavailable
 from pipeline.core.ids import encode_token
+from pipeline.ingest import progress as progress_module
 from pipeline.ingest.bar import StoredBytes, intake_bar
 from pipeline.ingest.landed import LandingFiles
 from pipeline.ingest.progress import BatchReporter, batch_line
@@ -123,6 +125,25 @@ def test_a_store_that_does_not_answer_disturbs_no_query_and_is_told_the_sums_lat
         take_in(spark, tmp_path, redis, reporter)
     assert [(sums.batches, sums.lines) for sums in told] == [(1, 2), (2, 4)]
     assert told[0].last_oldest_waiting_ms is None
+
+
+def test_a_last_batch_whose_files_take_long_to_delete_is_counted_and_waited_for(
+    spark: SparkSession, tmp_path: Path, redis: RedisSettings
+) -> None:
+    texts: list[str] = []
+
+    class SlowFiles(LandingFiles):
+        def delete_batch(self, batch_id: int) -> None:
+            texts.append(reporter.total_text())
+            Event().wait(progress_module.WAIT_SEC + 0.5)
+            super().delete_batch(batch_id)
+
+    files = SlowFiles(tmp_path / "landing", tmp_path / "checkpoint", lambda tokens: [], ManualClock(NOW_MS))
+    reporter = BatchReporter("s", "/in", files, lambda told: None, ManualClock(NOW_MS))
+    land(tmp_path / "landing", 1)
+    take_in(spark, tmp_path, redis, reporter)
+    assert list((tmp_path / "landing").iterdir()) == []
+    assert texts == ["1 batch: 2 lines, 1 stored, 0 duplicates, 1 rejected"]
 
 
 def test_what_jobs_tell_of_themselves_is_bounded_in_time_by_the_clock_of_the_server(

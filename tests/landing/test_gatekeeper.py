@@ -11,6 +11,7 @@ import sys
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -647,16 +648,51 @@ def test_tokens_go_on_rising_after_a_restart_with_the_clock_set_back(folders: Fo
     assert folders.originals() == ["a.json", "b.json"]
 
 
+def test_a_file_that_comes_while_the_folder_is_listed_settles_too(
+    folders: Folders, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    late, listing, waits = folders.inbox / "late.json", os.scandir, []
+
+    def come_and_list(path: str) -> Any:
+        folders.drop(late.name)
+        return listing(path)
+
+    def soon_after() -> int:
+        return late.stat().st_ctime_ns // 1_000_000 + 3 if late.exists() else 0
+
+    inspector = inspection.Inspector(folders.inbox, [], 0, None)
+    monkeypatch.setattr(os, "scandir", come_and_list)
+    monkeypatch.setattr(inspection, "Event", lambda: SimpleNamespace(wait=waits.append))
+    assert [name for name, _ in inspector.list_entries(soon_after)] == [late.name]
+    assert waits == [(inspection.SETTLE_MS - 3) / 1_000]
+
+
+LIKE_MV = """
+import os, pathlib, select, sys, time
+for name in sys.argv[2:]:
+    target = os.path.join(sys.argv[1], os.path.basename(name))
+    began = time.clock_gettime(5)  # CLOCK_REALTIME_COARSE, by which Linux notes when a file changed
+    os.rename(name, target)
+    select.select([], [], [], 0.002)  # mv takes microseconds, if nobody takes its processor away
+    is_there = os.path.lexists(target)
+    print(int(is_there), time.time() - began)
+"""
+
+
 def test_mv_of_several_files_ends_well_while_they_are_taken(folders: Folders, tmp_path: Path) -> None:
-    """GNU mv looks at each file once more after it has renamed it."""
+    """GNU mv looks at each file once more after it has renamed it, and fails if it is gone."""
     gatekeeper = folders.open(clock=SystemClock())
-    for number in range(200):
-        names = [tmp_path / f"{number}.{part}.json" for part in range(5)]
-        for name in names:
-            name.write_bytes(LINE)
-        moving = subprocess.Popen(["mv", *map(str, names), str(folders.inbox)])
+    names = [tmp_path / f"{number}.json" for number in range(200)]
+    for name in names:
+        name.write_bytes(LINE)
+    command = [sys.executable, "-c", LIKE_MV, str(folders.inbox), *map(str, names)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as moving:
         while moving.poll() is None:
             gatekeeper.step()
-        assert moving.returncode == 0
+        assert moving.stdout is not None
+        looks = [line.split() for line in moving.stdout]
+    in_time = [is_there for is_there, took_sec in looks if float(took_sec) * 1_000 < inspection.SETTLE_MS - 1]
+    assert len(looks) == 200 and len(in_time) > 20
+    assert set(in_time) == {"1"}
     step_until_idle(gatekeeper)
-    assert len(folders.landed()) == 1_000
+    assert len(folders.landed()) == 200
