@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import pytest
 
+import tests.examples  # noqa: F401  (registers a profile)
 from tests.leaks import find_leaks
 from tests.servers import RealServer, real_server
 
@@ -17,6 +19,11 @@ if TYPE_CHECKING:
 PROCESS_FIXTURES = {"checkout", "scenario", "spawn", "processes", "broker"}
 
 
+# What tests start is over before Java's optimizing compiler has paid for itself.
+os.environ.setdefault("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1")
+
+
+@pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark tests by the fixtures that they use; those that use Spark share one session in one worker process, others one broker."""
     for item in items:
@@ -44,8 +51,6 @@ def spark() -> Iterator[SparkSession]:
         .config("spark.sql.session.timeZone", "UTC")
         .config("spark.sql.ansi.enabled", "true")
         .config("spark.sql.adaptive.enabled", "false")
-        # Tests are over before the optimizing compiler has paid for itself.
-        .config("spark.driver.extraJavaOptions", "-XX:TieredStopAtLevel=1")
         .config("spark.driver.bindAddress", "127.0.0.1")
         .config("spark.driver.host", "127.0.0.1")
         .getOrCreate()

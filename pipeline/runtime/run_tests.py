@@ -10,11 +10,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from pipeline.core.errors import ConfigError
-from pipeline.runtime.submit import spark_environ
+from pipeline.runtime.class_archive import ARCHIVE, make_archive
+from pipeline.runtime.submit import ROOT, spark_environ
 
-EVERYDAY = "not process and not planted and not slow and not nightly"
-# Two workers for two cores; tests of one group, such as those that share a Spark session, stay in one of them.
-DEFAULTS = ("-n", "2", "--dist", "loadgroup", "--timeout", "300")
+# Of the examples of property tests a quarter (tests/examples.py).
+EVERYDAY = ("-m", "not process and not planted and not slow and not nightly", "--hypothesis-profile", "everyday")
+# Three workers for two cores: one mostly waits for a lease, a minute of real time or a broker. Tests of one group, such as those
+# that share a Spark session, stay in one of them.
+DEFAULTS = ("-n", "3", "--dist", "loadgroup", "--timeout", "300")
 
 
 def pytest_arguments(given: Sequence[str]) -> list[str]:
@@ -24,7 +27,7 @@ def pytest_arguments(given: Sequence[str]) -> list[str]:
         return [*DEFAULTS, "-m", "", *rest]
     selects = any(argument.startswith(("-m", "-k", "--last-failed", "--lf")) for argument in rest)
     names = any(Path(argument.partition("::")[0]).exists() for argument in rest)
-    return [*DEFAULTS, *([] if selects or names else ["-m", EVERYDAY]), *rest]
+    return [*DEFAULTS, *([] if selects or names else EVERYDAY), *rest]
 
 
 if __name__ == "__main__":
@@ -34,4 +37,9 @@ if __name__ == "__main__":
         sys.exit(str(error))
     environ |= {"PYSPARK_PYTHON": sys.executable, "PYSPARK_DRIVER_PYTHON": sys.executable}
     environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+    if "--version" not in sys.argv and not Path(environ.get(ARCHIVE, os.curdir)).exists():
+        print(
+            "Making an archive of Spark's classes, so that each test that starts a Spark takes less: once, half a minute."
+        )
+        make_archive(environ, ROOT)
     os.execve(sys.executable, [sys.executable, "-P", "-m", "pytest", *pytest_arguments(sys.argv[1:])], environ)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from bench import common, latency, profiles, report
+from bench import common, guard, latency, profiles, report
 from bench.__main__ import BENCHMARKS, parse_arguments
 from bench.common import Options, format_table, percentile, spread_of
 
@@ -65,6 +65,25 @@ def test_every_benchmark_can_be_run_laid_out_and_shown() -> None:
         assert callable(module.run)
         assert callable(module.tables)
         assert parse_arguments([name])[0] == name
+
+
+def test_the_guard_finds_what_has_fallen_by_a_third_beside_its_yardstick(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def measured(**us: list[float]) -> common.Result:
+        samples = {name: [{"us": each, "least_us": 1.0} for each in taken] for name, taken in us.items()}
+        return result("guard", {"yardsticks": dict.fromkeys(us, "nothing")}, samples)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(common, "RESULTS", tmp_path)
+    assert guard.fallen_parts(measured(read=[9.0])) == {}, "nothing is kept"
+    common.save_result(measured(read=[2.0, 2.0, 9.0], gone=[1.0]))
+    assert guard.fallen_parts(measured(read=[2.9, 2.9, 1.0], new=[9.0])) == {}
+    assert guard.fallen_parts(measured(read=[3.1, 3.1, 1.0])) == {
+        "read": "read: 0.32 of its yardstick's speed, and it was 0.50."
+    }
+    elsewhere = measured(read=[3.1]) | {"machine": {"cpu": "another one"}}
+    assert guard.fallen_parts(elsewhere) == {}
+    assert cells(guard.tables(measured(read=[2.0])), "read") == ["2.00", "1.00", "0.50", "nothing"]
 
 
 def test_ingest_compares_with_the_usual_way_and_leaves_the_warm_up_out() -> None:

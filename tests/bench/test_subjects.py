@@ -107,7 +107,7 @@ def test_the_other_benchmarks_of_ingest_run_and_leave_a_result(
     assert {part: len(found) for part, found in samples.items()} == taken
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(300)
 def test_the_benchmark_of_streams_runs_and_leaves_a_result() -> None:
     command = ["bench/run.sh", "streams", "--quick", "--rows", "1000"]
@@ -121,6 +121,16 @@ def test_the_benchmark_of_streams_runs_and_leaves_a_result() -> None:
         "groups": 2,
         "takeover": 200,
     }
+
+
+@pytest.mark.slow
+def test_the_guard_runs_and_leaves_a_result() -> None:
+    command = ["bench/run.sh", "guard", "--quick"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=240)
+    assert done.returncode == 0, done.stderr
+    kept = json.loads(result_path("guard", quick=True).read_text())
+    assert {len(samples) for samples in kept["samples"].values()} == {2}
+    assert kept["samples"].keys() == kept["settings"]["yardsticks"].keys()
 
 
 def test_the_benchmark_of_the_client_runs_and_leaves_a_result() -> None:

@@ -66,6 +66,7 @@ def test_each_setting_command_route_and_metric_has_its_place(site: Path) -> None
         assert f"`{name}" in OPERATIONS + API, name
 
 
+@pytest.mark.slow
 def test_a_dead_link_and_a_dead_anchor_stop_the_build(tmp_path: Path) -> None:
     """With the settings of mkdocs.yml alone, on a page of their own."""
     docs = tmp_path / "docs"

@@ -8,8 +8,8 @@ from pipeline.runtime.run_tests import DEFAULTS, EVERYDAY, pytest_arguments
 @pytest.mark.parametrize(
     ("given", "wanted"),
     [
-        ([], ["-m", EVERYDAY]),
-        (["-x", "--maxfail=3"], ["-m", EVERYDAY, "-x", "--maxfail=3"]),
+        ([], [*EVERYDAY]),
+        (["-x", "--maxfail=3"], [*EVERYDAY, "-x", "--maxfail=3"]),
         (["--all"], ["-m", ""]),
         (["--all", "-n", "0"], ["-m", "", "-n", "0"]),
         (["tests/store"], ["tests/store"]),

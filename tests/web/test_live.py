@@ -75,6 +75,7 @@ def test_each_part_that_changes_is_sent_as_the_page_has_it(api: Api) -> None:
         assert api.get(f"/live?{wrong}").status_code == 422, wrong
 
 
+@pytest.mark.slow
 def test_all_who_watch_share_a_look_and_nothing_is_asked_for_nobody(api: Api, server: RealServer) -> None:
     def cost(viewers: int, looks: int) -> float:
         """Return the commands of a look while so many watch."""
