@@ -20,6 +20,7 @@ BENCHMARKS = (
     "client",
     "api",
     "pages",
+    "guard",
 )  # bench/<name>.py with run(Options) -> Result and tables(Result) -> str
 OTHERS = ("profile", "report")
 
@@ -43,8 +44,8 @@ def parse_arguments(arguments: list[str]) -> tuple[str, Options]:
         "--rows",
         type=int,
         metavar="N",
-        help="lines or messages (ingest: 1,000,000; backlog: 200,000; drain: 300,000, and a flood of 1,000,000; kafka: 400,000 in, "
-        "200,000 out)",
+        help="lines or messages (ingest: 1,000,000; backlog: 200,000; drain: 300,000, and a flood of 1,000,000; "
+        "kafka: 1,000,000 in, 200,000 out)",
     )
     parser.add_argument(
         "--rounds", type=int, metavar="N", help="rounds after the first (5; 3 of lateness), or files (latency: 60)"
@@ -64,9 +65,16 @@ def parse_arguments(arguments: list[str]) -> tuple[str, Options]:
         metavar="N",
         help="largest backlog, and most messages that drain claims from (default: 10,000,000)",
     )
+    parser.add_argument(
+        "--check", action="store_true", help="of guard: keep nothing, and fail if a part has become slower by a third"
+    )
     given = parser.parse_args(arguments)
+    if given.check and given.what != "guard":
+        parser.error("--check is for guard")
     only = tuple(name for name in given.only.split(",") if name)
-    return given.what, Options(given.quick, given.rows, given.rounds, given.master, only, given.backlog_max)
+    return given.what, Options(
+        given.quick, given.rows, given.rounds, given.master, only, given.backlog_max, given.check
+    )
 
 
 def main(arguments: list[str]) -> int:
@@ -94,6 +102,11 @@ def main(arguments: list[str]) -> int:
     except KeyboardInterrupt:
         return 130
     print(f"\n{module.tables(result)}\n", flush=True)
+    if options.check:
+        fallen = importlib.import_module("bench.guard").fallen_parts(result)
+        for sentence in fallen.values():
+            say(sentence)
+        return 1 if fallen else 0
     say(f"The samples are in {save_result(result).relative_to(ROOT)}.")
     return 0
 

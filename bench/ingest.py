@@ -6,9 +6,11 @@ than the round before, so that none always follows the same one.
 
 import shutil
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
+import numpy as np
 from pyspark.sql import DataFrame, SparkSession
 
 from bench.common import (
@@ -28,7 +30,7 @@ from bench.raw import Buffer, fill_buffers, pack_zadds, send_buffers
 from bench.server import Server, empty_server
 from bench.session import collect_garbage, java_version, parse_ours, spark_session, store_ours
 from bench.usual import read_requests, store_grouped, store_row_by_row
-from bench.workload import Workload, bucket_start_ms, write_workload
+from bench.workload import ARRIVAL_MS, FORMS, Workload, bucket_start_ms, write_workload
 from pipeline.config import IngestSettings, RedisSettings
 from pipeline.store.keys import Keys
 
@@ -38,7 +40,17 @@ KEYS = Keys(RedisSettings().namespace)
 
 TITLES = {
     "ours": "ours: exactly once, whole path",
+    "topic": "ours, each with a topic",
+    "due": "ours, each with an ISO due time",
+    "id": "ours, each with an id",
+    "everything": "ours, each with everything",
+    "csv": "ours, from CSV",
     "usual": "usual: a ZADD a row, pipeline of 1,000",
+    "usual_topic": "usual, each with a topic",
+    "usual_due": "usual, each with an ISO due time",
+    "usual_id": "usual, each with an id",
+    "usual_everything": "usual, each with everything",
+    "usual_csv": "usual, from CSV",
     "grouped": "usual, a ZADD a bucket of 5,000 rows",
     "parse_usual": "parsing alone: text and from_json",
     "parse_ours": "parsing alone: ours, in Python workers",
@@ -66,32 +78,32 @@ def run(options: Options) -> Result:
         "transaction_messages": IngestSettings().transaction_messages,
     }
     result = new_result("ingest", options, settings)
-    workload = write_workload(WORK / "landing", rows)
-    settings["files"] = len(workload.files)
+    forms = {form: write_workload(WORK / "landing" / form, rows, form=form) for form in FORMS}
+    settings["files"] = len(forms["plain"].files)
     try:
         with spark_session(options.master) as spark:
             result["versions"]["java"] = java_version(spark)
             with empty_server(WORK) as server:
                 facts = server.facts()
             result["versions"]["server"], result["server_settings"] = facts["server"], facts["settings"]
-            subjects = [s for s in make_subjects(spark, workload) if s.name in (options.only or TITLES)]
+            subjects = [s for s in make_subjects(spark, forms) if s.name in (options.only or TITLES)]
             result["samples"] = _measure_rounds(spark, subjects, rounds)
     finally:
         shutil.rmtree(WORK, ignore_errors=True)
     return result
 
 
-def make_subjects(spark: SparkSession, workload: Workload) -> list[Subject]:
+def make_subjects(spark: SparkSession, forms: Mapping[str, Workload]) -> list[Subject]:
     """Prepare every subject; what one needs beforehand is made here, outside of what is measured."""
-    folder, rows = str(workload.folder), workload.rows
-    pairs = sorted(workload.members())
-    buffers: list[Buffer] = list(fill_buffers(pack_zadds(pairs, KEYS)))
-    sample_bucket = bucket_start_ms(pairs[rows // 2][0])
-    expected = [(member.decode(), due_ms) for due_ms, member in pairs if bucket_start_ms(due_ms) == sample_bucket]
+    rows = forms["plain"].rows
+    folders = {form: str(workload.folder) for form, workload in forms.items()}
+    buffers: list[Buffer] = list(fill_buffers(pack_zadds(sorted(forms["plain"].members()), KEYS)))
+    sample_bucket = bucket_start_ms(ARRIVAL_MS + int(np.median(forms["plain"].delays)) * 1000)
+    samples = {form: _members_in(workload, sample_bucket) for form, workload in forms.items()}
 
-    def holds_exactly(server: Server) -> None:
+    def holds_exactly(form: str, server: Server) -> None:
         holds_all(server)
-        if server.client.zrange(KEYS.bucket(sample_bucket), 0, -1, withscores=True) != expected:
+        if server.client.zrange(KEYS.bucket(sample_bucket), 0, -1, withscores=True) != samples[form]:
             raise RuntimeError(f"The bucket {sample_bucket} does not hold the messages that it must.")
 
     def holds_all(server: Server) -> None:
@@ -105,14 +117,32 @@ def make_subjects(spark: SparkSession, workload: Workload) -> list[Subject]:
     def to_nowhere(frame: DataFrame) -> None:
         frame.write.format("noop").mode("overwrite").save()
 
+    def ours(name: str, form: str) -> Subject:
+        folder = forms[form].folder
+        return Subject(name, lambda s: store_ours(spark, folder, s.url, WORK / "rejects"), partial(holds_exactly, form))
+
+    def usual(name: str, form: str) -> Subject:
+        folder = folders[form]
+        return Subject(name, lambda s: store_row_by_row(read_requests(spark, folder, form), s.url), holds_all)
+
+    plain = folders["plain"]
+    others = [form for form in FORMS if form != "plain"]
     return [
-        Subject("ours", lambda s: store_ours(spark, workload.folder, s.url, WORK / "rejects"), holds_exactly),
-        Subject("usual", lambda s: store_row_by_row(spark, folder, s.url), holds_all),
-        Subject("grouped", lambda s: store_grouped(spark, folder, s.url), holds_all),
-        Subject("parse_usual", lambda _: to_nowhere(read_requests(spark, folder)), holds_none),
-        Subject("parse_ours", lambda _: parse_ours(spark, workload.folder), holds_none),
-        Subject("ceiling", lambda s: send_buffers(s.socket, buffers), holds_exactly),
+        ours("ours", "plain"),
+        *(ours(form, form) for form in others),
+        usual("usual", "plain"),
+        *(usual(f"usual_{form}", form) for form in others),
+        Subject("grouped", lambda s: store_grouped(read_requests(spark, plain, "plain"), s.url), holds_all),
+        Subject("parse_usual", lambda _: to_nowhere(read_requests(spark, plain, "plain")), holds_none),
+        Subject("parse_ours", lambda _: parse_ours(spark, forms["plain"].folder), holds_none),
+        Subject("ceiling", lambda s: send_buffers(s.socket, buffers), partial(holds_exactly, "plain")),
     ]
+
+
+def _members_in(workload: Workload, bucket_ms: int) -> list[tuple[str, int]]:
+    """Return the members that a bucket must hold of a workload, and when each is due."""
+    members = sorted((due_ms, member) for due_ms, member in workload.members() if bucket_start_ms(due_ms) == bucket_ms)
+    return [(member.decode(), due_ms) for due_ms, member in members]
 
 
 def _measure_rounds(spark: SparkSession, subjects: Sequence[Subject], rounds: int) -> dict[str, list[Sample]]:
@@ -136,16 +166,16 @@ def tables(result: Result) -> str:
     """Lay the result out for eyes."""
     rows = result["settings"]["rows"]
     measured = {name: [s for s in samples if s["round"]] for name, samples in result["samples"].items()}
-    usual = _rate(measured["usual"], rows).median if "usual" in measured else None
     lines = []
     for name, samples in measured.items():
         rate = _rate(samples, rows)
+        usual = measured.get(f"usual_{name}") or measured.get("usual")
         stores = samples[0]["data_bytes"] > rows
         lines.append(
             (
                 TITLES[name],
                 *(f"{value:,.0f}" for value in (rate.median, rate.least, rate.most)),
-                f"{rate.median / usual:.2f}" if usual else "-",
+                f"{rate.median / _rate(usual, rows).median:.2f}" if usual else "-",
                 f"{_median(samples, 'client_cpu_s') / rows * 1e6:.2f}",
                 f"{_median(samples, 'server_cpu_s') / rows * 1e6:.2f}" if stores else "-",
                 f"{_median(samples, 'data_bytes') / rows:.0f}" if stores else "-",
