@@ -4,7 +4,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from threading import Thread
+from threading import Event, Thread
 from typing import Any, Final, Protocol
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
@@ -45,6 +45,16 @@ _OF_A_RECORD: Final = REASONS.keys() - {
     KafkaError._UNKNOWN_TOPIC,
     KafkaError._UNKNOWN_PARTITION,
 }
+
+
+# What a broker that is new, or has just taken over, says for a moment when it is asked for the position; the client gives up then.
+_COORDINATOR_MOVES: Final = {
+    KafkaError.NOT_COORDINATOR,
+    KafkaError.COORDINATOR_NOT_AVAILABLE,
+    KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
+}
+COORDINATOR_TRIES: Final = 50  # more after the first
+COORDINATOR_SEC: Final = 0.1  # between them
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,14 +215,19 @@ class KafkaSender:
         return refused
 
     def _committed(self, group: Consumer) -> list[TopicPartition]:
-        try:
-            return group.committed([TopicPartition(self._position_topic, 0)], ANSWER_SEC)
-        except KafkaException as exc:
-            if exc.args[0].code() != KafkaError._TIMED_OUT:
-                raise
-            raise KafkaAway(
-                f"{self._servers} does not tell the position of this outbox; is the right to Describe its group granted?"
-            ) from exc
+        for tries in range(COORDINATOR_TRIES, -1, -1):
+            try:
+                return group.committed([TopicPartition(self._position_topic, 0)], ANSWER_SEC)
+            except KafkaException as exc:
+                code = exc.args[0].code()
+                if code == KafkaError._TIMED_OUT:
+                    raise KafkaAway(
+                        f"{self._servers} does not tell the position of this outbox; is the right to Describe its group granted?"
+                    ) from exc
+                if code not in _COORDINATOR_MOVES or not tries:
+                    raise
+            Event().wait(COORDINATOR_SEC)
+        raise AssertionError("the last try returns or raises")
 
     def _produce(self, entries: Sequence[OutboxEntry]) -> None:
         produce, topic_of = self._producer.produce, self._topic_of

@@ -5,9 +5,12 @@ from collections import Counter
 from collections.abc import Iterator
 from random import Random
 from threading import Event
+from typing import Any
 
 import pytest
+from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
+import pipeline.kafka.sender as sender_module
 from pipeline.client import Request
 from pipeline.kafka.cluster import KafkaAway
 from pipeline.kafka.sender import KafkaSender
@@ -129,6 +132,27 @@ def test_a_sender_that_slept_in_its_transaction_commits_nothing_more(outflow: Ou
         others[0].send(entries[:1])
     for each in (anew, *others):
         each.close()
+
+
+def test_a_coordinator_that_is_not_ready_is_asked_again(outflow: Outflow, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A broker that makes its topic of offsets, or has just taken it over, says so for a moment."""
+    said = [KafkaError.NOT_COORDINATOR, KafkaError.COORDINATOR_LOAD_IN_PROGRESS]
+
+    class NotReady(Consumer):
+        def committed(self, *args: Any) -> list[TopicPartition]:
+            if said:
+                raise KafkaException(KafkaError(said.pop()))
+            return super().committed(*args)
+
+    monkeypatch.setattr(sender_module, "Consumer", NotReady)
+    name, properties = "duetime-" + outflow.redis.namespace, {"bootstrap.servers": outflow.broker.bootstrap}
+    opened = KafkaSender(properties, name, str, True, 10_000, "duetime-positions")
+    assert not said
+    assert opened.position == ""
+    opened.close()
+    said[:] = [KafkaError.GROUP_AUTHORIZATION_FAILED]
+    with pytest.raises(KafkaAway, match="GROUP_AUTHORIZATION_FAILED"):
+        KafkaSender(properties, name, str, True, 10_000, "duetime-positions")
 
 
 def test_loops_that_are_frozen_beyond_their_lease_write_nothing_twice(checkout: Checkout, outflow: Outflow) -> None:
