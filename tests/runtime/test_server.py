@@ -23,7 +23,8 @@ User = Callable[..., subprocess.Popen[bytes]]
 
 # A user: says the URL, then leaves when its stdin ends.
 USER = """
-import sys; from pathlib import Path; from pipeline.runtime.server import private_server
+import signal, sys; from pathlib import Path; from pipeline.runtime.server import private_server
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell that starts the tests behind itself ignores it for them all
 with private_server(Path(sys.argv[1])) as url:
     print(url, flush=True)
     sys.stdin.read()
