@@ -1,6 +1,7 @@
 """One pass of the drain loop: claim, deliver, acknowledge.
 
-In a flood the next claim is prefetched: it is asked for, with the acknowledgement of the last one, while one is delivered.
+An acknowledgement travels with the next claim, in one round trip. In a flood that claim is prefetched: it is asked for while
+messages are delivered.
 """
 
 import logging
@@ -55,9 +56,7 @@ class Tick:
             return 0
         if self.reply.next_due_ms is None:
             return None
-        return max(
-            0, self.reply.next_due_ms - self.reply.now_ms
-        )  # they can be of two shards, asked one after the other
+        return max(0, self.reply.next_due_ms - self.reply.now_ms)
 
     @property
     def last_due_ms(self) -> int | None:
@@ -83,7 +82,8 @@ class Ticker:
 
         retrying: how calls to the store are made.
 
-        prefetch_from: messages of a claim from which the next one is asked for while it is delivered; 0 for never.
+        prefetch_from: messages of a claim from which the next one is asked for while it is delivered; with 0 nothing is asked for
+            before what is delivered is acknowledged, as the loop may wait between the two.
     """
 
     def __init__(
@@ -131,7 +131,7 @@ class Ticker:
             raise
         self._was_quick = self._clock.monotonic_ms() - began_ms <= lease.lease_ms * QUICK
         self._delivered = Delivery(self._store, claim, messages[:count], self._clock.wall_ms(), lease)
-        if self._asked is None or count < len(messages):
+        if count < len(messages) or not self._prefetch_from:
             self._settle_all(settled)
             if not settled[-1].is_late and count < len(messages):
                 self._release(claim, count)
@@ -157,6 +157,9 @@ class Ticker:
     def _take(self, settled: list["Delivery"]) -> tuple["_ClaimCall", ClaimReply]:
         """Return what was asked for before, or ask."""
         self._read_answers(settled)
+        if self._delivered and not self._answered and self._prefetch_from:
+            self._ask()
+            self._read_answers(settled, is_fresh=True)
         if self._answered:
             taken, self._answered = self._answered, None
             return taken
@@ -169,16 +172,19 @@ class Ticker:
         return _ClaimCall(self._store, self._clock, f"{self._loop_id}:{self._claims - 1}")
 
     def _ask_ahead(self, claim: Claim) -> None:
-        """Send the acknowledgement of what is delivered and the next claim, if there is a flood and the sink is quick."""
-        if self._stopping() or not self._was_quick or not 0 < self._prefetch_from <= len(claim.messages):
-            return
+        """Send what is acknowledged and the next claim, if there is a flood and the sink is quick."""
+        if not self._stopping() and self._was_quick and 0 < self._prefetch_from <= len(claim.messages):
+            self._ask()
+
+    def _ask(self) -> None:
+        """Send the acknowledgement of what is delivered and the next claim, and don't wait for the answers."""
         call = self._next_call()
         with suppress(StoreUnavailable):  # what is asked next waits for the server
-            if exchange := call.begin(self._delivered):
-                self._asked, self._delivered = _Asked(call, self._delivered, exchange), None
+            self._asked = _Asked(call, self._delivered, call.begin(self._delivered))
+            self._delivered = None
 
-    def _read_answers(self, settled: list["Delivery"]) -> None:
-        """Wait for the answers to what was asked ahead."""
+    def _read_answers(self, settled: list["Delivery"], *, is_fresh: bool = False) -> None:
+        """Wait for the answers to what was asked; ``is_fresh`` if that was just now, and not while a claim was delivered."""
         asked, self._asked = self._asked, None
         if asked is None:
             return
@@ -189,7 +195,7 @@ class Ticker:
             reply = self._retrying(asked.claim)
         else:
             self._acknowledge(asked.ack, settled, held)
-        if reply.claim or reply.moved:  # else nothing was due, but that is some time ago
+        if is_fresh or reply.claim or reply.moved:  # else nothing was due, but that is some time ago
             self._answered = asked.claim, reply
 
     def _settle(self, settled: list["Delivery"]) -> None:
@@ -240,7 +246,7 @@ class _ClaimCall:
         self.asked_ms = self.clock.monotonic_ms()  # before the server can have started the lease
         return self.store.claim(self.name)
 
-    def begin(self, delivered: "Delivery | None") -> Exchange | None:
+    def begin(self, delivered: "Delivery | None") -> Exchange:
         """Ask for it, and acknowledge what is delivered, without waiting for the answers."""
         self.asked_ms = self.clock.monotonic_ms()
         if delivered:

@@ -189,8 +189,8 @@ class DrainStore(Protocol):
         """
         ...
 
-    def begin(self, name: str, ack: Ack | None) -> Exchange | None:
-        """Send ``claim``, behind an ``ack`` if there is one, and don't wait; None if the store can't do that, and nothing is sent.
+    def begin(self, name: str, ack: Ack | None) -> Exchange:
+        """Send ``claim``, behind an ``ack`` if there is one, and don't wait.
 
         The exchange may raise ``StoreUnavailable``, too: then either may be called again.
         """

@@ -95,8 +95,14 @@ PLANTED = [
     Planted(
         "it forgets what it acknowledged with the next claim",
         tick,
-        "_Asked(call, self._delivered, exchange), None",
-        "_Asked(call, None, exchange), None",
+        "_Asked(call, self._delivered, call.begin(self._delivered))",
+        "_Asked(call, None, call.begin(self._delivered))",
+    ),
+    Planted(
+        "it forgets what it delivered before",
+        tick,
+        "        if self._asked is None:\n            self._settle(settled)\n        messages =",
+        "        messages =",
     ),
     Planted(
         "it keeps what it asked ahead when it ends", tick, "            self._release(claim, 0)", "            pass"
