@@ -23,12 +23,13 @@ from pipeline.core.text import count_text
 from pipeline.drain.housekeeping import Reclaimer, Trimmer
 from pipeline.drain.loop import DrainLoop
 from pipeline.drain.rate_limit import RateLimit
+from pipeline.drain.side_by_side import SharedSink, SideBySide
 from pipeline.drain.stats import Heartbeat, Totals
 from pipeline.sinks import DELIVERING
 from pipeline.store.connection import connect
 from pipeline.store.heartbeats import write_loop
 from pipeline.store.namespace import adopt_topic_settings, current_topic_settings
-from pipeline.store.shards import ShardedStore, open_shards
+from pipeline.store.shards import open_shards
 from pipeline.store.stats import Forecast, read_forecast
 from pipeline.store.topics import Topics
 from pipeline.store.wakeup import WakeListener, notify_loops
@@ -52,6 +53,12 @@ class _InterruptibleListener:
 
     def wait(self, timeout_ms: float) -> None:
         self._stop.interrupting(lambda: self._wake_listener.wait(timeout_ms))
+
+
+def request_reclaim(reclaimer: Reclaimer, background: Background) -> None:
+    """Have the claims of a shard given back whose lease is over."""
+    reclaimer.request()
+    background.wake()
 
 
 def parse_arguments(arguments: list[str]) -> tuple[argparse.Namespace, Settings]:
@@ -161,17 +168,17 @@ def main(arguments: list[str], stop: Stop) -> int:
         stack.callback(lambda: log.info("%s", summary(totals)))
         heartbeat = Heartbeat(partial(write_loop, side_client, shards[0]), totals, clock, loop_id)
         stack.callback(heartbeat.publish, has_ended=True)
-        side_store = ShardedStore(open_shards(side_client, redis_settings))
-        reclaimer = Reclaimer(side_store.reclaim, partial(notify_loops, side_client, shards), totals)
+        reclaimers = [
+            Reclaimer(store.reclaim, partial(notify_loops, side_client, [keys]), totals)
+            for store, keys in zip(open_shards(side_client, redis_settings), shards, strict=True)
+        ]
         of_topic = partial(current_topic_settings, side_client, settings)
         trimmer = Trimmer(Topics(side_client, shards), shards, of_topic, clock)
-        background = Background([reclaimer, heartbeat, trimmer])
-        background.start()
-        stack.callback(background.stop)
-
-        def request_reclaim() -> None:
-            reclaimer.request()
-            background.wake()
+        # A reclaimer has a thread for itself, as the others would wait for a shard that is away.
+        backgrounds = [Background([heartbeat, trimmer]), *(Background([each]) for each in reclaimers)]
+        for background in backgrounds:
+            background.start()
+            stack.callback(background.stop)
 
         forwarding = start_forwarding(redis_settings, settings, of_topic, totals, loop_id, clock)
         if forwarding:
@@ -180,25 +187,34 @@ def main(arguments: list[str], stop: Stop) -> int:
         claims = replace(settings.drain, claim_limit=rate_limit.claim_limit(settings.drain.claim_limit))
         wake_listener = WakeListener(client, shards)
         stack.callback(wake_listener.close)
-        loop = DrainLoop(
-            store=ShardedStore(open_shards(client, redis_settings, claims)),
-            sink=DELIVERING["screen"](settings.drain.format, clock),
-            clock=clock,
-            waiter=_InterruptibleListener(wake_listener, stop),
-            loop_id=loop_id,
-            wait_ms_max=settings.drain.wait_ms_max,
-            until=given.until,
-            stopping=stop,
-            random=random.random,
-            request_reclaim=request_reclaim,
-            rate_limit=rate_limit,
-            totals=totals,
-            prefetch_from=0 if settings.drain.max_rate else claims.claim_limit,
-        )
+        listener = _InterruptibleListener(wake_listener, stop)
+        of_shards = SideBySide(shards, wake_listener, listener.wait, stop)
+        screen = DELIVERING["screen"](settings.drain.format, clock)
+        sink = screen if len(shards) == 1 else SharedSink(screen)
+        loops = [
+            DrainLoop(
+                store=store,
+                sink=sink,
+                clock=clock,
+                waiter=listener if len(shards) == 1 else of_shards.waiter(keys),
+                loop_id=loop_id,
+                wait_ms_max=settings.drain.wait_ms_max,
+                until=given.until,
+                stopping=of_shards.stopping,
+                random=random.random,
+                request_reclaim=partial(request_reclaim, reclaimer, background),
+                rate_limit=rate_limit,
+                totals=totals,
+                prefetch_from=0 if settings.drain.max_rate else claims.claim_limit,
+            )
+            for store, keys, reclaimer, background in zip(
+                open_shards(client, redis_settings, claims), shards, reclaimers, backgrounds[1:], strict=True
+            )
+        ]
         gc.freeze()
         gc.set_threshold(GC_THRESHOLD)
         announce_ready()
-        loop.run()
+        of_shards.run(loops)
         if forwarding and given.until:
             finish_forwarding(forwarding, stop)
     return EXIT_SUCCESS

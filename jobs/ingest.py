@@ -41,7 +41,7 @@ from pipeline.ingest.writer import BatchWriter, PartitionWriter, WriterSettings
 from pipeline.runtime.class_archive import archive_made_beside
 from pipeline.store.checks import what_stored_means
 from pipeline.store.heartbeats import IngestHeartbeat, write_ingest
-from pipeline.store.shards import ShardedStore, open_shards
+from pipeline.store.shards import ShardedMarkers, open_shards
 
 log = logging.getLogger(__name__)
 
@@ -95,7 +95,7 @@ def open_source(settings: Settings) -> Source:
 
 
 def open_rows(
-    spark: SparkSession, settings: Settings, source: Source, writer_settings: WriterSettings, store: ShardedStore
+    spark: SparkSession, settings: Settings, source: Source, writer_settings: WriterSettings, store: ShardedMarkers
 ) -> tuple[DataFrame, PartitionWriter]:
     """Return what Spark reads, and what stores a partition of it."""
     if settings.ingest.source == "kafka":
@@ -130,7 +130,7 @@ def check_folders(settings: Settings) -> None:
 
 
 def landing_upkeep(
-    settings: Settings, source: Source, checkpoint: str, store: ShardedStore
+    settings: Settings, source: Source, checkpoint: str, store: ShardedMarkers
 ) -> tuple[LandingFiles | None, MarkerSweeper | None, CheckpointRoller | None]:
     """Return what keeps files, markers and checkpoint bounded; a directory that Spark reads itself keeps its files, and so all."""
     if isinstance(source, DirectSource):
@@ -213,7 +213,7 @@ def _run(
     checkpoint: str,
     stop: Stop,
 ) -> None:
-    clock, store = SystemClock(), ShardedStore(open_shards(connection.client, connection.settings))
+    clock, store = SystemClock(), ShardedMarkers(open_shards(connection.client, connection.settings))
     landing, sweeper, roller = landing_upkeep(settings, source, checkpoint, store)
     if roller is not None and (rolled := roller.prepare()):
         log.info("rolled the checkpoint: its log named %s files", f"{rolled:,}")

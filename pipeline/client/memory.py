@@ -14,7 +14,7 @@ from pipeline.core.messages import Message
 from pipeline.store.listing import list_scheduled
 from pipeline.store.namespace import change_topic_settings, open_namespace
 from pipeline.store.scripts import Scripts
-from pipeline.store.shards import ShardedStore, open_shards
+from pipeline.store.shards import open_shards
 
 
 class MemoryDuetime(Duetime):
@@ -46,7 +46,7 @@ class MemoryDuetime(Duetime):
         open_namespace(client, settings.redis, may_create=True)
         change_topic_settings(client, settings.redis, ALL_TOPICS, {"sink": "stream"})
         self._begin(ExitStack(), client, settings, self._time, scripts, patience_sec=0, now_ms=self._time.wall_ms)
-        self._drain = ShardedStore(open_shards(client, settings.redis, None, scripts, self._time.wall_ms))
+        self._drain = open_shards(client, settings.redis, None, scripts, self._time.wall_ms)[0]
 
     @property
     def now(self) -> datetime:

@@ -101,19 +101,19 @@ class DrainLoop:
         return self.totals
 
     def _count(self, tick: Tick) -> None:
-        moved = self.totals.count_moved(tick.reply.moved, tick.reply.now_ms)
-        self.totals.claimed += tick.claimed
-        delivered = 0
-        for each in tick.settled:
-            delivered += len(each.messages)
-            self.totals.redelivered += sum(message.attempt > 1 for message in each.messages)
-            if each.is_late:  # messages whose lease was lost are counted when they are redelivered
-                self.totals.late_acks += len(each.messages)
-                log.warning(
-                    "%d messages took longer than the lease, so they will be delivered again", len(each.messages)
-                )
-            else:
-                self.totals.count_delivered(each.messages, each.at_ms)
+        delivered = sum(len(each.messages) for each in tick.settled)
+        with self.totals.lock:
+            moved = self.totals.count_moved(tick.reply.moved, tick.reply.now_ms)
+            self.totals.claimed += tick.claimed
+            for each in tick.settled:
+                self.totals.redelivered += sum(message.attempt > 1 for message in each.messages)
+                if each.is_late:  # messages whose lease was lost are counted when they are redelivered
+                    self.totals.late_acks += len(each.messages)
+                    log.warning(
+                        "%d messages took longer than the lease, so they will be delivered again", len(each.messages)
+                    )
+                else:
+                    self.totals.count_delivered(each.messages, each.at_ms)
         self.rate_limit.count(delivered + moved, tick.asked_ms)
         if tick.is_lease_over:
             self.request_reclaim()

@@ -39,22 +39,22 @@ class Totals(LoopStats):
     """
 
     topics_max: int = 100
-    _lock: Lock = field(default_factory=Lock)  # of what several threads count
+    lock: Lock = field(default_factory=Lock)  # held by whoever counts: several loops, forwarders and the reclaimer do
 
     def count_forwarded(self, arrived_ms: Sequence[int], at_ms: int) -> None:
         """Count messages that are in Kafka since ``at_ms``, by when they came into the outbox on the server's clock."""
-        with self._lock:
+        with self.lock:
             self.forwarded += len(arrived_ms)
             for came_ms, alike in Counter(arrived_ms).items():
                 self.outbox.add(at_ms - came_ms, alike)
 
     def count_refused(self) -> None:
         """Count a message that Kafka refused."""
-        with self._lock:
+        with self.lock:
             self.refused += 1
 
     def count_delivered(self, messages: Sequence[Message], delivered_ms: int) -> None:
-        """Count messages that the sink had at ``delivered_ms`` and that were acknowledged."""
+        """Count messages that the sink had at ``delivered_ms`` and that were acknowledged; the caller holds ``lock``."""
         self.delivered += len(messages)
         alike: dict[tuple[str, str], list[int]] = {}  # most messages of a claim came in together
         for message in messages:
@@ -65,7 +65,7 @@ class Totals(LoopStats):
             self._count_lateness(stats, dues_ms, id_head, delivered_ms)
 
     def count_moved(self, moved: Sequence[Moved], at_ms: int) -> int:
-        """Count what went into streams at ``at_ms`` on the server's clock; return how much.
+        """Count what went into streams at ``at_ms`` on the server's clock; return how much. The caller holds ``lock``.
 
         A retry for a group was late once: only its first delivery counts for the lateness of its topic.
         """
@@ -94,7 +94,7 @@ class Totals(LoopStats):
     def count_error(self, error: Exception) -> None:
         """Count an error of ours under the name of what caused it: a class of the client or of the system."""
         kind = type(error.__cause__ or error).__name__
-        with self._lock:
+        with self.lock:
             self.errors[kind] = self.errors.get(kind, 0) + 1
 
     def of_topic(self, topic: str) -> TopicStats:

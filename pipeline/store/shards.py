@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from pipeline.config import DrainSettings, RedisSettings
-from pipeline.store.base import Ack, Claim, ClaimReply, Exchange
 from pipeline.store.keys import keys_of
 from pipeline.store.redis_store import RedisStore
 from pipeline.store.scripts import Scripts
+from pipeline.store.topology import client_of
 
 
 def shard_of(name: str, shards: int) -> int:
@@ -21,12 +21,11 @@ def shard_of(name: str, shards: int) -> int:
     return zlib.crc32(name.encode()) % shards
 
 
-class ShardedStore:
-    """All shards of a namespace, as the drain loop and the driver see them; the verbs are those of ``RedisStore``."""
+class ShardedMarkers:
+    """The progress markers of all shards, for the driver of the ingest job; the verbs are those of ``RedisStore``."""
 
     def __init__(self, shards: Sequence[RedisStore]) -> None:
         self._shards = shards
-        self._next = 0
 
     def markers(self, source_id: str, part_ids: Sequence[str]) -> list[str]:
         """Return how far each part is stored in its own shard; what has an idempotency key may still be missing elsewhere."""
@@ -46,45 +45,6 @@ class ShardedStore:
         for shard in self._shards:
             shard.forget_markers(source_id, part_ids)
 
-    def claim(self, name: str) -> ClaimReply:
-        """Claim from the first shard that has something due, beginning behind the last that had.
-
-        After ``StoreUnavailable`` the same name goes on with the shard that did not answer, which so gives the same messages.
-        """
-        replies: list[ClaimReply] = []
-        for _ in self._shards:
-            reply = self._shards[self._next].claim(name)
-            self._next = (self._next + 1) % len(self._shards)
-            replies.append(reply)
-            if reply.claim is not None or reply.moved:
-                break
-        claim, now_ms = replies[-1].claim, replies[-1].now_ms
-        # What was not due when its shard was asked can be due by now: then at once, and never in the past.
-        dues = [] if claim else [max(r.next_due_ms, now_ms) for r in replies if r.next_due_ms is not None]
-        return ClaimReply(
-            now_ms=now_ms,
-            claim=claim,
-            next_due_ms=min(dues, default=None),
-            first_lease_ms=min((r.first_lease_ms for r in replies if r.first_lease_ms is not None), default=None),
-            moved=replies[-1].moved,
-        )
-
-    def ack(self, claim: Claim, delivered: int, idempotency_keys: Sequence[str]) -> bool:
-        """Forget what is delivered, in the shard of the claim."""
-        return self._shards[claim.shard].ack(claim, delivered, idempotency_keys)
-
-    def begin(self, name: str, ack: Ack | None) -> Exchange | None:
-        """Begin to acknowledge and to claim, if there is one shard: of more, the next claim is mostly in another."""
-        return self._shards[0].begin(name, ack) if len(self._shards) == 1 else None
-
-    def release(self, claim: Claim, delivered: int) -> int:
-        """Give back the rest to the shard of the claim."""
-        return self._shards[claim.shard].release(claim, delivered)
-
-    def reclaim(self) -> int:
-        """Give back the claims of all shards whose lease is over."""
-        return sum(shard.reclaim() for shard in self._shards)
-
 
 def open_shards(
     client: Any,
@@ -93,5 +53,7 @@ def open_shards(
     scripts: Scripts | None = None,
     now_ms: Callable[[], int] | None = None,
 ) -> list[RedisStore]:
-    """Return a store for each shard, all of one client; see ``RedisStore``."""
-    return [RedisStore(client, keys, drain, scripts, now_ms, settings.shards) for keys in keys_of(settings)]
+    """Return a store for each shard; see ``RedisStore``."""
+    return [
+        RedisStore(client_of(client, keys), keys, drain, scripts, now_ms, settings.shards) for keys in keys_of(settings)
+    ]

@@ -23,6 +23,7 @@ class WakeListener:
         self._client = client
         self._channels = [keys.wake() for keys in shards]
         self._pubsub: PubSub | None = None
+        self._heard: set[str] = set()
 
     def wait(self, timeout_ms: float) -> None:
         """Return when notified or after ``timeout_ms``.
@@ -35,12 +36,19 @@ class WakeListener:
                 # Confirmed by a message, which is waited for like a notification.
                 self._pubsub.subscribe(*self._channels)
             for _ in range(NOTIFICATIONS_MAX):
-                if self._pubsub.get_message(timeout=timeout_ms / 1000) is None:
+                message = self._pubsub.get_message(timeout=timeout_ms / 1000)
+                if message is None:
                     return
+                self._heard.add(message["channel"].decode())
                 timeout_ms = 0  # take the other notifications, too: the same claim answers them all
         except (redis.exceptions.RedisError, OSError):
             self.close()
             select.select([], [], [], timeout_ms / 1000)
+
+    def heard(self) -> set[str]:
+        """Return the channels that were heard of since this was asked last."""
+        heard, self._heard = self._heard, set()
+        return heard
 
     def close(self) -> None:
         """Give the connection back."""

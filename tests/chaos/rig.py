@@ -23,7 +23,7 @@ from pipeline.ingest.schemas import FILE_ROW
 from pipeline.ingest.writer import BatchWriter, Summary, WriterSettings
 from pipeline.store.connection import connect
 from pipeline.store.keys import keys_of
-from pipeline.store.shards import ShardedStore, open_shards
+from pipeline.store.shards import open_shards
 from pipeline.store.stats import read_stats
 from tests.chaos.proxy import WAIT_SEC, Fault, Proxy, naming, reply_with, running
 from tests.servers import RealServer
@@ -92,11 +92,11 @@ class Rig:
     def drain(self) -> None:
         """Deliver and acknowledge everything that is stored now."""
         client = connect(self._redis)
-        store = ShardedStore(open_shards(client, self._redis))
-        while (claim := store.claim(uuid.uuid4().hex).claim) is not None:
-            messages = [Message.from_member(m.member, m.due_ms) for m in claim.messages]
-            self.delivered.update(m.body for m in messages)
-            assert store.ack(claim, len(messages), [m.id for m in messages if m.id != m.message_id])
+        for store in open_shards(client, self._redis):
+            while (claim := store.claim(uuid.uuid4().hex).claim) is not None:
+                messages = [Message.from_member(m.member, m.due_ms) for m in claim.messages]
+                self.delivered.update(m.body for m in messages)
+                assert store.ack(claim, len(messages), [m.id for m in messages if m.id != m.message_id])
         client.close()
 
     def forget_ids(self) -> None:

@@ -17,7 +17,7 @@ from pipeline.store.dead_letters import DeadLetters
 from pipeline.store.entries import DeadLetter
 from pipeline.store.keys import keys_of
 from pipeline.store.namespace import change_topic_settings, current_topic_settings, open_namespace
-from pipeline.store.shards import ShardedStore, open_shards
+from pipeline.store.shards import open_shards
 from tests.kafka.broker import Broker
 from tests.kafka.clients import Record
 from tests.servers import RealServer
@@ -64,9 +64,9 @@ class Outflow:
 
     def claim(self) -> None:
         """Move what is due."""
-        store = ShardedStore(open_shards(self.client, self.redis, DrainSettings()))
-        while (reply := store.claim("test:1:1")).moved:
-            assert reply.claim is None
+        for store in open_shards(self.client, self.redis, DrainSettings()):
+            while (reply := store.claim("test:1:1")).moved:
+                assert reply.claim is None
 
     @contextmanager
     def forwarding(self, name: str = "one", **kafka: object) -> Iterator[Totals]:
