@@ -21,7 +21,7 @@ from pipeline.core.errors import ConfigError, PipelineError, StoreError
 from pipeline.core.stop import Stop as Stop
 from pipeline.core.text import command_text, span_ms, visible
 from pipeline.runtime.server import private_server
-from pipeline.store.checks import check_server
+from pipeline.store.checks import check_server, find_cluster
 from pipeline.store.connection import connect
 from pipeline.store.keys import Keys, keys_of
 from pipeline.store.namespace import open_namespace
@@ -157,6 +157,7 @@ def open_connection(
         if not redis_settings.url:
             url = stack.enter_context(private_server(Path(settings.local.state), stopping))
             redis_settings = replace(redis_settings, url=url)
+        redis_settings = find_cluster(redis_settings)
         client = connect(redis_settings)
         for warning in check_server(client, redis_settings, SystemClock(), writes):
             if writes:

@@ -20,7 +20,7 @@ from pipeline.core.clock import SystemClock
 from pipeline.core.errors import ConfigError
 from pipeline.core.stop import Stop
 from pipeline.runtime.server import PrivateServer, serves
-from pipeline.store.checks import check_server
+from pipeline.store.checks import check_server, find_cluster
 from pipeline.store.connection import connect
 from pipeline.store.groups import BEGINNING, NEW, GroupStore
 from pipeline.store.keys import keys_of
@@ -86,6 +86,7 @@ def open_client(settings: Settings) -> Iterator[tuple[Any, Settings]]:
         if not settings.redis.url:
             url = stack.enter_context(_running_private_server(settings))
             settings = replace(settings, redis=replace(settings.redis, url=url))
+        settings = replace(settings, redis=find_cluster(settings.redis))
         client = connect(settings.redis)
         stack.callback(client.close)
         check_server(client, settings.redis, SystemClock())  # its warnings are for the jobs that store and deliver

@@ -1,6 +1,8 @@
 """What must be true of a server before work starts. Each finding is one sentence that says what it costs or what to do."""
 
+from dataclasses import replace
 from typing import Any
+from urllib.parse import urlsplit
 
 import redis
 
@@ -8,14 +10,33 @@ from pipeline.config import RedisSettings
 from pipeline.core.clock import Clock
 from pipeline.core.errors import ConfigError, StoreProtocolError, StoreUnavailable
 from pipeline.core.text import redact_url
-from pipeline.store.connection import server_ms, translated_errors
+from pipeline.store.connection import connect, server_ms, translated_errors
+from pipeline.store.topology import PORT, Address, ClusterClient, cluster_url, kind_of
 
 VERSION_MIN = (7, 0)  # scripts with flags, ZRANGE BYSCORE; older ones have no fix for CVE-2022-24735
 EXPECTED_POLICY = "noeviction"
 
 
-def check_server(client: "redis.Redis", settings: RedisSettings, clock: Clock, writes: bool = False) -> list[str]:
-    """Ask the server whether it can keep the guarantee.
+def find_cluster(settings: RedisSettings) -> RedisSettings:
+    """Return ``settings``; if their server is part of a Redis Cluster, with a URL that says so and names all nodes.
+
+    Raises:
+        ConfigError: the URL is not valid, or the server does not let us in.
+    """
+    if kind_of(settings.url) or settings.url.startswith("unix:"):
+        return settings
+    try:
+        with translated_errors():
+            if connect(settings).info("cluster").get("cluster_enabled") != 1:
+                return settings
+            cluster = connect(replace(settings, url=cluster_url(settings.url, [_address_of(settings.url)])))
+            return replace(settings, url=cluster_url(settings.url, cluster.cluster_map.nodes()))
+    except StoreUnavailable:
+        return settings  # which its check will tell
+
+
+def check_server(client: Any, settings: RedisSettings, clock: Clock, writes: bool = False) -> list[str]:
+    """Ask the server, or each node of a cluster, whether it can keep the guarantee.
 
     Args:
         writes: whether the job stores or delivers, which a replica can't.
@@ -26,6 +47,28 @@ def check_server(client: "redis.Redis", settings: RedisSettings, clock: Clock, w
         StoreUnavailable: no answer, or a replica, which may become the primary.
         ConfigError: wrong password, a server that is too old, or one that drops keys when it is full.
     """
+    if not isinstance(client, ClusterClient):
+        return _check_node(client, settings, clock, writes)
+    try:
+        with translated_errors():
+            nodes = client.cluster_map.clients()
+    except StoreUnavailable as exc:
+        raise StoreUnavailable(f"{exc} Start it, or name other nodes with --redis or REDIS_URL.") from exc
+    warnings: list[str] = []
+    for name, node in nodes:
+        try:
+            warnings += [f"{name}: {each}" for each in _check_node(node, settings, clock, False)]
+        except StoreUnavailable as exc:
+            # Its shards wait, or it is a replica: those of the other masters go on.
+            warnings.append(f"{name} can't be checked now: {exc}")
+        except ConfigError as exc:
+            raise ConfigError(f"{name}: {exc}") from exc
+        finally:
+            node.close()
+    return warnings
+
+
+def _check_node(client: Any, settings: RedisSettings, clock: Clock, writes: bool) -> list[str]:
     try:
         with translated_errors():
             info: dict[str, Any] = client.info()
@@ -92,6 +135,11 @@ def what_stored_means(
         f"Durability: a {what} counts as stored once it is in the memory of Redis, which fsyncs it a moment later "
         f"(appendfsync {appendfsync})."
     )
+
+
+def _address_of(url: str) -> Address:
+    parts = urlsplit(url)
+    return parts.hostname or "localhost", parts.port or PORT
 
 
 def _check_version(info: dict[str, Any]) -> None:

@@ -8,10 +8,13 @@ from typing import Any
 import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
+from redis.sentinel import MasterNotFoundError
 
 from pipeline.config import RedisSettings
 from pipeline.core.errors import ConfigError, StoreFull, StoreProtocolError, StoreUnavailable
 from pipeline.core.text import redact_url
+from pipeline.store.keys import keys_of
+from pipeline.store.topology import CLUSTER, SENTINEL, ClusterClient, kind_of, open_sentinel
 
 # Replies that pass by themselves: the server fails over, runs a long script, or its disk is full. The client has classes
 # for some, and leaves the first word of the others in the text. Of one that starts it makes a
@@ -30,34 +33,36 @@ KEEPALIVE = {
 PASSING_WORDS = ("BUSY", "MISCONF", "NOREPLICAS", "UNBLOCKED")
 
 
-def connect(settings: RedisSettings) -> "redis.Redis":
-    """Return a client for ``settings.url``; it connects at its first call.
+def connect(settings: RedisSettings) -> Any:
+    """Return a client for ``settings.url``; it connects at its first call. Of a Redis Cluster it is the one of the first shard.
 
     The client's own retries are off: it would repeat calls whose effect it doesn't know.
 
     Raises:
-        ConfigError: the URL is not one of redis://, rediss:// or unix://.
+        ConfigError: the URL is none that we know.
     """
+    options: dict[str, Any] = {
+        "socket_connect_timeout": settings.connect_timeout_ms / 1000,
+        "socket_timeout": settings.reply_timeout_ms / 1000,
+        "retry": Retry(NoBackoff(), 0),
+        "retry_on_error": [],
+        "decode_responses": False,
+        "protocol": 2,
+        "client_name": "duetime",
+    }
+    if not settings.url.startswith("unix:"):
+        options |= {"socket_keepalive": True, "socket_keepalive_options": KEEPALIVE}
     try:
-        return redis.Redis.from_url(
-            settings.url,
-            socket_connect_timeout=settings.connect_timeout_ms / 1000,
-            socket_timeout=settings.reply_timeout_ms / 1000,
-            **(
-                {}
-                if settings.url.startswith("unix:")
-                else {"socket_keepalive": True, "socket_keepalive_options": KEEPALIVE}
-            ),
-            retry=Retry(NoBackoff(), 0),
-            retry_on_error=[],
-            decode_responses=False,
-            protocol=2,
-            client_name="duetime",
-        )
+        if kind_of(settings.url) == CLUSTER:
+            return ClusterClient.open(settings.url, options, keys_of(settings))
+        if kind_of(settings.url) == SENTINEL:
+            return open_sentinel(settings.url, options)
+        return redis.Redis.from_url(settings.url, **options)
     except (ValueError, TypeError) as exc:
         why = "" if "@" in settings.url else f" ({exc})"  # which may quote a part of the password
         raise ConfigError(
             f"The Redis URL {redact_url(settings.url)!r} is not valid{why}; write redis://host:port/0, rediss:// or unix://path, "
+            "redis+cluster://host:port,host:port or redis+sentinel://host:port,host:port/name, "
             "and percent-encode what a password has of / ? # @ and %."
         ) from None
 
@@ -73,11 +78,14 @@ def translated_errors() -> Iterator[None]:
         raise ConfigError(f"Redis refuses the user or password ({exc}); correct the Redis URL.") from exc
     except redis.exceptions.NoPermissionError as exc:
         raise ConfigError(f"The Redis user may not do what is needed ({exc}); extend its ACL.") from exc
+    except MasterNotFoundError as exc:
+        found = str(exc).partition(" : ")[0]  # then comes the client's own view of each Sentinel
+        raise StoreUnavailable(f"{found}: no Sentinel that answers and lets us in knows one that is up.") from exc
     except (redis.exceptions.ConnectionError, redis.exceptions.TimeoutError, OSError) as exc:
         raise StoreUnavailable(f"Redis does not answer ({exc}).") from exc
     except redis.exceptions.MovedError as exc:
         raise ConfigError(
-            "This server is part of a Redis Cluster, which Duetime does not support yet; name a server that is not."
+            "This server is part of a Redis Cluster; name it as redis+cluster://host:port,host:port."
         ) from exc
     except redis.exceptions.ReadOnlyError as exc:  # of a replica; after a failover it may become the primary
         raise StoreUnavailable(f"This server is a replica; name its primary ({exc}).") from exc

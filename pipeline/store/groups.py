@@ -17,6 +17,8 @@ from pipeline.store.connection import server_ms, translated_errors
 from pipeline.store.entries import NO_ENTRY, Entry, EntryId, entry_id_of
 from pipeline.store.keys import Keys
 from pipeline.store.scripts import Scripts, run_script
+from pipeline.store.stream_wait import StreamWait
+from pipeline.store.topology import ClusterClient
 
 BEGINNING, NEW, END = "0-0", "$", "0-0"
 ORDERED, SHARED = "ordered", "shared"  # what a group can be
@@ -54,6 +56,9 @@ class GroupStore:
         self._scripts = scripts or Scripts()
         self._keys_of = {stream: keys for keys in shards for stream in (keys.retry(topic, group), keys.stream(topic))}
         self.streams = list(self._keys_of)
+        of_tags = {keys.tag: [stream for stream, its in self._keys_of.items() if its is keys] for keys in shards}
+        is_apart = isinstance(client, ClusterClient) and len(shards) > 1
+        self._wait = StreamWait(client, of_tags, self._last_delivered) if is_apart else None
 
     def register(self, start: str, ordered: bool | None = None) -> bool:
         """Make the group known, so that it gets what comes from now on, connected or not; False if it was.
@@ -107,9 +112,24 @@ class GroupStore:
         """
         if self.ordered:
             return self._read_active(limit)
+        if not self._wait:
+            return self._read_group(self.streams, limit, block_ms)
+        if not (found := self._read_each(limit)):
+            self.wait(block_ms)
+            found = self._read_each(limit)
+        return found
+
+    def _read_each(self, limit: int) -> list[Entry]:
+        """Read of each shard what is there: no command waits for streams of several masters."""
+        of_shards: dict[str, list[str]] = {}
+        for stream, keys in self._keys_of.items():
+            of_shards.setdefault(keys.tag, []).append(stream)
+        return [entry for streams in of_shards.values() for entry in self._read_group(streams, limit, None)]
+
+    def _read_group(self, streams: Sequence[str], limit: int, block_ms: int | None) -> list[Entry]:
         with self._errors_of_groups():
             found = self._client.xreadgroup(
-                self.group, self.consumer, dict.fromkeys(self.streams, ">"), count=limit, block=block_ms
+                self.group, self.consumer, dict.fromkeys(streams, ">"), count=limit, block=block_ms
             )
         return [
             self._entry(stream.decode(), entry_id.decode(), 1, fields)
@@ -119,14 +139,19 @@ class GroupStore:
 
     def wait(self, block_ms: int) -> None:
         """Wait until something is new for the group; for an ordered one, whose reads can't wait."""
-        after: dict[str, str] = {}
         with self._errors_of_groups():
-            for stream in self.streams:
-                for group in self._client.xinfo_groups(stream):
-                    if group["name"] == self.group.encode():
-                        after[stream] = group["last-delivered-id"].decode()
-            if after:  # a group that is gone is told by the next read
+            if self._wait:
+                self._wait.wait(block_ms)
+            elif after := self._last_delivered(self.streams):  # a group that is gone is told by the next read
                 self._client.xread(after, count=1, block=block_ms)
+
+    def _last_delivered(self, streams: Sequence[str]) -> dict[str, str]:
+        after: dict[str, str] = {}
+        for stream in streams:
+            for group in self._client.xinfo_groups(stream):
+                if group["name"] == self.group.encode():
+                    after[stream] = group["last-delivered-id"].decode()
+        return after
 
     def reclaim(self, stream: str, cursor: str, limit: int, min_idle_ms: int | None = None) -> PendingPage:
         """Give this consumer some pending messages: its own, or, with ``min_idle_ms``, those that were silent for so long."""
@@ -183,6 +208,8 @@ class GroupStore:
 
     def leave(self) -> None:
         """Forget this consumer where it has nothing pending."""
+        if self._wait:
+            self._wait.close()
         for stream in self.streams:
             self._forget(stream, self.consumer)
 

@@ -1,23 +1,41 @@
 """Every key, one function each: the only file with key text, but for the targets of ``claim.lua``.
 
-All keys of a shard carry the hash tag ``{namespace:shard}``, so that they live in one slot of a Redis Cluster and one script may
-touch them together. ``docs/wire-format.md`` describes what each holds.
+All keys of a shard carry one hash tag, so that they live in one slot of a Redis Cluster and one script may touch them together.
+``docs/wire-format.md`` describes what each holds.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
+from itertools import count
+
+from redis.crc import key_slot
 
 from pipeline.config import RedisSettings
+
+SLOTS = 16_384  # of a Redis Cluster
 
 
 @dataclass(frozen=True, slots=True)
 class Keys:
-    """The keys of one shard of a namespace."""
+    """The keys of one shard of a namespace. ``suffix`` gives it the slot that it has to have, see ``keys_of``."""
 
     namespace: str
     shard: int = 0
+    suffix: str = ""
+
+    @property
+    def tag(self) -> str:
+        """What is between the braces of its keys."""
+        return f"{self.namespace}:{self.shard}{self.suffix}"
+
+    @property
+    def slot(self) -> int:
+        """Return the slot of a Redis Cluster that all its keys have."""
+        return key_slot(self.tag.encode())
 
     def _key(self, name: str) -> str:
-        return f"{{{self.namespace}:{self.shard}}}:{name}"
+        return f"{{{self.namespace}:{self.shard}{self.suffix}}}:{name}"
 
     def bucket(self, bucket_start_ms: int) -> str:
         """ZSET: member -> due_ms, of the ten minutes that begin at ``bucket_start_ms``."""
@@ -132,7 +150,7 @@ class Keys:
         return self._key("counters")
 
     def meta(self) -> str:
-        """HASH: format_version, shards: what every job compares with its own, and outbox_id; in shard 0 only."""
+        """HASH: format_version, shards, hash_tags: what every job compares with its own, and outbox_id; in shard 0 only."""
         return self._key("meta")
 
     def wake(self) -> str:
@@ -141,5 +159,26 @@ class Keys:
 
 
 def keys_of(settings: RedisSettings) -> list[Keys]:
-    """Return the keys of each shard; those of the first also hold what a namespace has once."""
-    return [Keys(settings.namespace, shard) for shard in range(settings.shards)]
+    """Return the keys of each shard; those of the first also hold what a namespace has once.
+
+    Of several, each has another of as many equal ranges of slots, so that masters with equal shares of the slots have equal shares
+    of the shards (docs/adr/0025-redis-cluster.md). The first has always the same tag, as its ``meta`` says how many there are.
+    """
+    return [*_keys_of(settings.namespace, settings.shards)]
+
+
+@cache
+def _keys_of(namespace: str, shards: int) -> tuple[Keys, ...]:
+    begin = _range_of(Keys(namespace), shards)
+    return tuple(
+        next(keys for keys in _candidates(namespace, shard) if _range_of(keys, shards) == (begin + shard) % shards)
+        for shard in range(shards)
+    )
+
+
+def _candidates(namespace: str, shard: int) -> Iterator[Keys]:
+    return (Keys(namespace, shard, f".{number}" if number else "") for number in count())
+
+
+def _range_of(keys: Keys, shards: int) -> int:
+    return keys.slot * shards // SLOTS

@@ -1,6 +1,7 @@
 """What a namespace says about itself: the version of its wire format, how many shards it has, and the settings of its topics."""
 
 import json
+import logging
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, fields, replace
@@ -9,13 +10,15 @@ from typing import Any
 import redis
 
 from pipeline.config import ALL_TOPICS, DrainSettings, RedisSettings, Settings, TopicSettings, Value
-from pipeline.core.errors import ConfigError
+from pipeline.core.errors import ConfigError, StoreUnavailable
 from pipeline.core.text import command_text
 from pipeline.store.connection import translated_errors
 from pipeline.store.keys import Keys, keys_of
 
+log = logging.getLogger(__name__)
+
 FORMAT_VERSION = 1  # of docs/wire-format.md; higher when an older program can't read what a newer one wrote
-_VERSION, _SHARDS, _OUTBOX_ID = "format_version", "shards", "outbox_id"
+_VERSION, _SHARDS, _TAGS, _OUTBOX_ID = "format_version", "shards", "hash_tags", "outbox_id"
 _SETTINGS = tuple(field.name for field in fields(TopicSettings))
 
 
@@ -32,14 +35,16 @@ def open_namespace(client: Any, settings: RedisSettings, may_create: bool) -> bo
             may not rename keys.
         StoreUnavailable: no answer.
     """
-    key = Keys(settings.namespace).meta()
+    key, tags = Keys(settings.namespace).meta(), " ".join(keys.tag for keys in keys_of(settings))
     with translated_errors():
-        found = client.hmget(key, _VERSION, _SHARDS)
+        *found, found_tags = client.hmget(key, _VERSION, _SHARDS, _TAGS)
         if None in found and may_create:
             # One that exists keeps what it has: of two jobs that start at once, the first one decides.
-            client.hsetnx(key, _VERSION, FORMAT_VERSION)
-            client.hsetnx(key, _SHARDS, settings.shards)
-            found = client.hmget(key, _VERSION, _SHARDS)
+            pipeline = client.pipeline(transaction=True)
+            for name, value in ((_VERSION, FORMAT_VERSION), (_SHARDS, settings.shards), (_TAGS, tags)):
+                pipeline.hsetnx(key, name, value)
+            pipeline.execute()
+            *found, found_tags = client.hmget(key, _VERSION, _SHARDS, _TAGS)
         if may_create:
             _check_rename(client, Keys(settings.namespace))
     if None in found:
@@ -54,6 +59,11 @@ def open_namespace(client: Any, settings: RedisSettings, may_create: bool) -> bo
         raise ConfigError(
             f"The namespace {settings.namespace} has {shards} shards, not {settings.shards}; set redis.shards = {shards}, "
             f"use another namespace, or, if nothing was ever stored in this one, delete its key {key}."
+        )
+    if shards > 1 and (found_tags or b"").decode() != tags:
+        raise ConfigError(
+            f"The shards of the namespace {settings.namespace} have other keys than this version gives them: they are of a version "
+            "before 1.0; let that one deliver what waits there, and use another namespace."
         )
     return True
 
@@ -100,7 +110,7 @@ def adopt_topic_settings(client: Any, settings: Settings, complete: bool = False
     found = read_topic_settings(client, settings.redis)
     if any(values.keys() - found.get(topic, {}).keys() for topic, values in wanted.items()):
         found = _change(client, settings.redis, lambda topic, values: wanted.get(topic, {}) | values, [*wanted])
-    _write_to_all(client, settings.redis, found)
+    _write_to_all(client, settings.redis, found, passes_over=True)
     adopted = _with(settings, found)
     _refuse_others(settings, adopted)
     return adopted
@@ -212,17 +222,28 @@ def _text(value: Value) -> str:
     return json.dumps(value) if isinstance(value, bool) else str(value)
 
 
-def _write_to_all(client: Any, settings: RedisSettings, found: Mapping[str, Mapping[str, Any]]) -> None:
-    """Make the other shards say what the first one says; a server is written to only where they do not."""
+def _write_to_all(
+    client: Any, settings: RedisSettings, found: Mapping[str, Mapping[str, Any]], passes_over: bool = False
+) -> None:
+    """Make the other shards say what the first one says; a server is written to only where they do not.
+
+    Args:
+        passes_over: a shard that does not answer, which keeps what it has until another job starts.
+    """
     wanted = {topic.encode(): json.dumps(values).encode() for topic, values in found.items()}
-    with translated_errors():
-        for keys in keys_of(settings)[1:]:
-            if client.hgetall(keys.topic_settings()) != wanted:
-                pipeline = client.pipeline(transaction=True)
-                pipeline.delete(keys.topic_settings())
-                if wanted:
-                    pipeline.hset(keys.topic_settings(), mapping=wanted)
-                pipeline.execute()
+    for keys in keys_of(settings)[1:]:
+        try:
+            with translated_errors():
+                if client.hgetall(keys.topic_settings()) != wanted:
+                    pipeline = client.pipeline(transaction=True)
+                    pipeline.delete(keys.topic_settings())
+                    if wanted:
+                        pipeline.hset(keys.topic_settings(), mapping=wanted)
+                    pipeline.execute()
+        except StoreUnavailable as exc:
+            if not passes_over:
+                raise
+            log.warning("shard %d goes by the settings of topics that it has: %s", keys.shard, exc)
 
 
 def _known(values: Mapping[str, Any]) -> dict[str, Any]:

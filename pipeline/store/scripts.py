@@ -11,6 +11,7 @@ import redis
 
 from pipeline.core.errors import StoreUnavailable
 from pipeline.store.connection import translated_errors
+from pipeline.store.topology import client_of_key
 
 NAMES = (
     "check_ids",
@@ -85,6 +86,7 @@ def run_script(client: Any, scripts: Scripts, name: str, keys: Sequence[str | by
         StoreError: no answer, or an error.
     """
     command = scripts.command(name, keys, arguments)
+    client = client_of_key(client, keys[0])
     with translated_errors():
         try:
             return client.execute_command(*command)
@@ -151,7 +153,8 @@ def run_scripts(client: Any, scripts: Scripts, calls: Sequence[Call]) -> list[An
         replies = _in_one_round_trip(client, commands)
         unknown = [index for index, reply in enumerate(replies) if _is_no_script(reply)]
         if unknown:
-            scripts.load(client)
+            for each in dict.fromkeys(client_of_key(client, calls[index][1][0]) for index in unknown):
+                scripts.load(each)
             again = _in_one_round_trip(client, [commands[index] for index in unknown])
             for index, reply in zip(unknown, again, strict=True):
                 replies[index] = reply

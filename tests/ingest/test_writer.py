@@ -3,7 +3,6 @@
 import json
 import socket
 import uuid
-from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
@@ -116,10 +115,8 @@ def test_shards_share_the_files_and_know_each_others_ids_and_each_has_its_hash_t
     assert all(stats.scheduled for stats in each)
     assert sum(stats.scheduled for stats in each) == 40 + 5 + 8
     assert sum(stats.counters.get("rejected", 0) for stats in each) == 8
-    tags = Counter(
-        key.decode().partition(":")[2][:2] for key in server.client().keys(f"{{{settings.redis.namespace}:*")
-    )
-    assert set(tags) == {"0}", "1}", "2}"}
+    tags = {key.decode()[1:].partition("}")[0] for key in server.client().keys(f"{{{settings.redis.namespace}:*")}
+    assert tags == {keys.tag for keys in keys_of(settings.redis)}
 
 
 @pytest.mark.parametrize("configured", ["ignoreMissingFiles", "ignoreCorruptFiles"])

@@ -20,7 +20,7 @@ from pipeline.store.namespace import (
     current_topic_settings,
     read_topic_settings,
 )
-from pipeline.store.shards import ShardedStore, open_shards
+from pipeline.store.shards import open_shards
 from tests.servers import RealServer
 from tests.store.conftest import START_MS
 
@@ -139,7 +139,7 @@ def test_a_running_loop_notices_a_change_at_its_next_claim(server: RealServer, f
     namespace = f"test-{uuid.uuid4().hex}"
     settings = settings_of(file, f"[redis]\nshards = 2\nnamespace = '{namespace}'\n")
     settings = adopt_topic_settings(client, settings, complete=True)
-    store = ShardedStore(open_shards(client, settings.redis))
+    stores = open_shards(client, settings.redis)
 
     def send(number: int) -> None:
         for keys in keys_of(settings.redis):
@@ -148,10 +148,10 @@ def test_a_running_loop_notices_a_change_at_its_next_claim(server: RealServer, f
             client.zadd(keys.buckets(), {"0": 0})
 
     send(1)
-    claims = [store.claim(f"one:{number}").claim for number in range(2)]
+    claims = [store.claim("one:1").claim for store in stores]
     assert all(claims)
     change_topic_settings(client, settings.redis, ALL_TOPICS, {"sink": "stream"})
     send(2)
-    replies = [store.claim(f"two:{number}") for number in range(2)]
+    replies = [store.claim("two:1") for store in stores]
     assert [(reply.claim, [each.topic for each in reply.moved]) for reply in replies] == [(None, ["mail"])] * 2
     client.close()

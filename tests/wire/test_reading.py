@@ -47,6 +47,9 @@ def test_the_file_holds_every_kind_of_key_that_there_is_now(server: RealServer) 
     no_arguments = {name for name in dir(Keys) if not name.startswith("_")} - {
         "namespace",
         "shard",
+        "suffix",
+        "slot",
+        "tag",
         "wake",
         "target",
         "aside",

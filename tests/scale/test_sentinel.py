@@ -1,0 +1,133 @@
+"""A primary and its replica behind real Sentinels with a password of their own, as docs/how-to/cluster.md says."""
+
+import subprocess
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+import redis
+
+from pipeline.client import Duetime, Request
+from pipeline.config import RedisSettings, Settings
+from pipeline.core.errors import StoreUnavailable
+from pipeline.runtime.process import wait_until
+from pipeline.store.connection import connect, translated_errors
+from pipeline.store.keys import keys_of
+from pipeline.store.namespace import open_namespace
+from pipeline.store.stats import read_stats
+from tests.cluster import free_port
+from tests.e2e.commands import Checkout
+from tests.e2e.conftest import checkout as checkout
+from tests.scale.test_cluster import Jobs, bodies
+from tests.servers import USER, real_server, server_program
+
+pytestmark = [pytest.mark.process, pytest.mark.xdist_group("cluster")]
+
+OWN = "of-the-sentinels"
+
+
+class Watched:
+    """A primary, a replica and two Sentinels of which both must agree."""
+
+    def __init__(self, folder: Path, stack: ExitStack) -> None:
+        ports = [free_port(), free_port()]
+        tcp = [
+            "--bind",
+            "127.0.0.1",
+            "--appendonly",
+            "yes",
+            "--appendfsync",
+            "always",
+            "--repl-diskless-sync-delay",
+            "0",
+        ]
+        self.servers = [stack.enter_context(real_server("--port", str(port), *tcp)) for port in ports]
+        self.ports = ports
+        self.servers[1].client().replicaof("127.0.0.1", str(ports[0]))
+        self.sentinels = [free_port(), free_port()]
+        for number, port in enumerate(self.sentinels):
+            config = folder / f"sentinel-{number}.conf"
+            config.write_text(
+                f"port {port}\nbind 127.0.0.1\nrequirepass {OWN}\n"
+                f"sentinel sentinel-pass {OWN}\n"
+                f"sentinel monitor mine 127.0.0.1 {ports[0]} 2\n"
+                "sentinel down-after-milliseconds mine 1000\nsentinel failover-timeout mine 5000\n"
+            )
+            with (folder / f"log-{number}").open("wb") as log:
+                process = subprocess.Popen([server_program(), str(config), "--sentinel"], stdout=log, stderr=log)
+            stack.callback(process.wait)
+            stack.callback(process.kill)
+        assert wait_until(self._is_watched, 30)
+
+    @property
+    def url(self) -> str:
+        sentinels = ",".join(f"127.0.0.1:{port}" for port in self.sentinels)
+        return f"redis+sentinel://{USER}:{USER}@127.0.0.1:1,{sentinels}/mine?sentinel_password={OWN}"
+
+    def is_replicated(self) -> bool:
+        found = self.servers[0].client().info("replication")
+        return "slave0" in found and int(found["slave0"]["offset"]) == found["master_repl_offset"]
+
+    def _is_watched(self) -> bool:
+        try:
+            for port in self.sentinels:
+                client = redis.Redis(port=port, password=OWN)
+                [found] = client.sentinel_masters().values()
+                if found["num-slaves"] != 1 or found["num-other-sentinels"] != 1:
+                    return False
+        except redis.exceptions.RedisError:
+            return False
+        return True
+
+
+@pytest.fixture
+def watched() -> Iterator[Watched]:
+    with ExitStack() as stack:
+        folder = stack.enter_context(TemporaryDirectory(prefix="dt-", dir="/tmp"))
+        yield Watched(Path(folder), stack)
+
+
+def test_a_failover_loses_and_doubles_nothing_that_was_replicated(checkout: Checkout, watched: Watched) -> None:
+    settings = RedisSettings(url=watched.url, namespace="test", shards=2)
+    jobs = Jobs(checkout, settings)
+    client = connect(settings)
+    open_namespace(client, settings, may_create=True)
+    with Duetime.over(client, Settings(redis=settings), patience_sec=60) as duetime:
+        loop = jobs.loop()
+        duetime.schedule_many(Request(str(n), delay=8 + n / 100, id=f"k{n}") for n in range(300))
+        assert wait_until(watched.is_replicated, 20)
+        watched.servers[0].kill()
+        duetime.schedule_many(Request(str(n), delay=8 + n / 100, id=f"k{n}") for n in range(300, 600))
+        assert wait_until(lambda: len(loop.out) >= 600, 60), loop.screen()
+        assert loop.stop() == 0
+        assert OWN not in loop.screen()
+    assert bodies(loop) == Counter(str(n) for n in range(600))
+    assert read_stats(client, keys_of(settings)).scheduled == 0
+    client.close()
+
+
+def test_the_old_primary_comes_back_as_a_replica_and_is_left(checkout: Checkout, watched: Watched) -> None:
+    """A connection that was made before says READONLY, which is no answer; the next one goes to the primary."""
+    settings = RedisSettings(url=watched.url, namespace="test")
+    client = connect(settings)
+    open_namespace(client, settings, may_create=True)
+    with Duetime.over(client, Settings(redis=settings), patience_sec=60) as duetime:
+        duetime.schedule("before", delay=60)
+        assert wait_until(watched.is_replicated, 20)
+        redis.Redis(port=watched.sentinels[0], password=OWN).execute_command("SENTINEL", "FAILOVER", "mine")
+        assert wait_until(lambda: watched.servers[0].client().info("replication")["role"] == "slave", 30)
+        assert duetime.schedule("after", delay=60)
+        assert read_stats(watched.servers[1].client(), keys_of(settings)).scheduled == 2
+    client.close()
+
+
+def test_what_is_wrong_is_told_without_a_password(watched: Watched) -> None:
+    for before, after, name in [("/mine", "/other", "other"), (f"={OWN}", "=wrong-one", "mine")]:
+        told = f"^No master found for '{name}': no Sentinel that answers and lets us in knows one that is up\\.$"
+        url = watched.url.replace(before, after)
+        with pytest.raises(StoreUnavailable, match=told) as caught, translated_errors():
+            connect(RedisSettings(url=url)).ping()
+        assert not any(secret in str(caught.value) for secret in (OWN, "wrong-one", f":{USER}@"))
