@@ -17,6 +17,7 @@ BENCHMARKS = (
     "drain",
     "streams",
     "kafka",
+    "scale",
     "client",
     "api",
     "pages",
@@ -55,7 +56,7 @@ def parse_arguments(arguments: list[str]) -> tuple[str, Options]:
         "--only",
         default="",
         metavar="A,B",
-        help="some subjects of ingest, or parts of drain, streams, kafka, api or profile",
+        help="some subjects of ingest, or parts of drain, streams, kafka, scale, api or profile",
     )
     parser.add_argument(
         "--max",
