@@ -197,7 +197,7 @@ def main(arguments: list[str], stop: Stop) -> int:
                 sink=sink,
                 clock=clock,
                 waiter=listener if len(shards) == 1 else of_shards.waiter(keys),
-                loop_id=loop_id,
+                loop_id=loop_id if len(shards) == 1 else f"{loop_id}.{keys.shard}",  # no two claims have one name
                 wait_ms_max=settings.drain.wait_ms_max,
                 until=given.until,
                 stopping=of_shards.stopping,

@@ -8,7 +8,7 @@ import logging
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import NamedTuple, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 from pipeline.core.clock import Clock
 from pipeline.core.errors import SinkClosed, StoreError, StoreUnavailable
@@ -158,7 +158,7 @@ class Ticker:
         """Return what was asked for before, or ask."""
         self._read_answers(settled)
         if self._delivered and not self._answered and self._prefetch_from:
-            self._ask()
+            self._asked, self._delivered = _Asked(self._next_call(), self._delivered), None
             self._read_answers(settled, is_fresh=True)
         if self._answered:
             taken, self._answered = self._answered, None
@@ -172,29 +172,20 @@ class Ticker:
         return _ClaimCall(self._store, self._clock, f"{self._loop_id}:{self._claims - 1}")
 
     def _ask_ahead(self, claim: Claim) -> None:
-        """Send what is acknowledged and the next claim, if there is a flood and the sink is quick."""
-        if not self._stopping() and self._was_quick and 0 < self._prefetch_from <= len(claim.messages):
-            self._ask()
-
-    def _ask(self) -> None:
-        """Send the acknowledgement of what is delivered and the next claim, and don't wait for the answers."""
-        call = self._next_call()
-        with suppress(StoreUnavailable):  # what is asked next waits for the server
-            self._asked = _Asked(call, self._delivered, call.begin(self._delivered))
-            self._delivered = None
+        """Send the acknowledgement of what is delivered and the next claim, if there is a flood and the sink is quick."""
+        if self._stopping() or not self._was_quick or not 0 < self._prefetch_from <= len(claim.messages):
+            return
+        self._asked, self._delivered = _Asked(self._next_call(), self._delivered), None
+        with suppress(StoreUnavailable):  # who reads the answers asks again
+            self._asked.begin()
 
     def _read_answers(self, settled: list["Delivery"], *, is_fresh: bool = False) -> None:
         """Wait for the answers to what was asked; ``is_fresh`` if that was just now, and not while a claim was delivered."""
         asked, self._asked = self._asked, None
         if asked is None:
             return
-        try:
-            held, reply = asked.exchange()
-        except StoreUnavailable:
-            self._acknowledge(asked.ack, settled)
-            reply = self._retrying(asked.claim)
-        else:
-            self._acknowledge(asked.ack, settled, held)
+        held, reply = self._retrying(asked)
+        self._acknowledge(asked.ack, settled, held)
         if is_fresh or reply.claim or reply.moved:  # else nothing was due, but that is some time ago
             self._answered = asked.claim, reply
 
@@ -291,9 +282,21 @@ class Delivery:
         return self.store.ack(*self.ack)
 
 
-class _Asked(NamedTuple):
-    """What was sent while a claim was delivered, and is not read: an acknowledgement, if there was one to make, and a claim."""
+@dataclass(slots=True)
+class _Asked:
+    """An acknowledgement, if there is one to make, and a claim: sent together, as often as it takes to get the answers."""
 
     claim: _ClaimCall
     ack: Delivery | None
-    exchange: Exchange
+    exchange: Exchange | None = None
+
+    def begin(self) -> Exchange:
+        """Send both, and don't wait for the answers."""
+        self.exchange = self.claim.begin(self.ack)
+        return self.exchange
+
+    def __call__(self) -> tuple[bool | None, ClaimReply]:
+        """Return the answers to what was sent, or send it; after ``StoreUnavailable`` it may be called again."""
+        exchange = self.exchange or self.begin()
+        self.exchange = None
+        return exchange()

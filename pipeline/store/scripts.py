@@ -102,11 +102,12 @@ def begin_scripts(client: Any, scripts: Scripts, calls: Sequence[Call]) -> Calla
     """Send scripts to be run one after the other; what is returned waits for their replies, and must be called.
 
     Raises:
-        StoreUnavailable: they could not be sent, or there is no answer, or the server does not know the scripts.
+        StoreUnavailable: they could not be sent, or there is no answer.
         StoreError: an error of one of them; the others may have run.
     """
     pool = client.connection_pool
-    connection = pool.get_connection()
+    with translated_errors():
+        connection = pool.get_connection()
 
     @contextmanager
     def lent() -> Iterator[None]:
@@ -131,8 +132,10 @@ def begin_scripts(client: Any, scripts: Scripts, calls: Sequence[Call]) -> Calla
         with lent():
             found = [read() for _ in calls]  # all of them: what is left would be read by who has the connection next
         pool.release(connection)
-        if any(isinstance(reply, redis.exceptions.NoScriptError) for reply in found):
-            raise StoreUnavailable("Redis has forgotten its scripts.")
+        found = [
+            run_script(client, scripts, *call) if _is_no_script(reply) else reply
+            for call, reply in zip(calls, found, strict=True)
+        ]
         with translated_errors():
             for reply in found:
                 if isinstance(reply, Exception):

@@ -393,7 +393,7 @@ def test_what_is_acknowledged_counts_when_a_stop_can_not_give_the_rest_back(worl
 @pytest.mark.parametrize("verb", ["claim", "ack"])
 def test_calls_that_fail_are_counted_by_what_caused_them(world: World, verb: str) -> None:
     world.store.schedule("s", transaction((1, START_MS)))
-    plan = {verb: ["before", "after"], "begin": ["before"] if verb == "ack" else []}
+    plan = {verb: ["before", "after"], "begin": ["before", "after"] if verb == "ack" else []}
     totals = world.loop(store=Flaky(world.store, plan)).run()
     assert totals.errors == {"StoreUnavailable": 2}
     assert (totals.claimed, totals.delivered, totals.topics["default"].delivered) == (1, 1, 1)

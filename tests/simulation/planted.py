@@ -95,8 +95,8 @@ PLANTED = [
     Planted(
         "it forgets what it acknowledged with the next claim",
         tick,
-        "_Asked(call, self._delivered, call.begin(self._delivered))",
-        "_Asked(call, None, call.begin(self._delivered))",
+        "self.exchange = self.claim.begin(self.ack)",
+        "self.exchange = self.claim.begin(None)",
     ),
     Planted(
         "it forgets what it delivered before",

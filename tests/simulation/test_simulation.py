@@ -11,7 +11,7 @@ import pytest
 from tests.simulation.planted import PLANTED, Planted
 from tests.simulation.world import KINDS, Result, simulate
 
-SEEDS = range(1_002)  # the last one is the first whose loop claims a token again
+SEEDS = range(1_004)  # the last one is the first whose loop claims a token again
 SEEDS_EVERY_DAY = range(100)
 ROOT = Path(__file__).resolve().parents[2]
 
