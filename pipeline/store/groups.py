@@ -16,10 +16,11 @@ from pipeline.core.text import command_text
 from pipeline.store.connection import server_ms, translated_errors
 from pipeline.store.entries import NO_ENTRY, Entry, EntryId, entry_id_of
 from pipeline.store.keys import Keys
-from pipeline.store.scripts import Scripts, run_script
+from pipeline.store.scripts import Scripts, run_commands, run_script
 
 BEGINNING, NEW, END = "0-0", "$", "0-0"
 ORDERED, SHARED = "ordered", "shared"  # what a group can be
+PAGE = 100  # pending messages that it takes at a time
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,11 +112,7 @@ class GroupStore:
             found = self._client.xreadgroup(
                 self.group, self.consumer, dict.fromkeys(self.streams, ">"), count=limit, block=block_ms
             )
-        return [
-            self._entry(stream.decode(), entry_id.decode(), 1, fields)
-            for stream, rows in found or ()
-            for entry_id, fields in rows
-        ]
+        return self._entries(found)
 
     def wait(self, block_ms: int) -> None:
         """Wait until something is new for the group; for an ordered one, whose reads can't wait."""
@@ -142,17 +139,36 @@ class GroupStore:
         ]
         return PendingPage(next_cursor.decode(), entries)
 
+    def reclaim_all(self, min_idle_ms: int | None = None) -> Iterator[Entry]:
+        """Give this consumer all of its pending messages, or, with ``min_idle_ms``, all that were silent for so long."""
+        for stream in self.streams:
+            cursor = ""
+            while cursor != END:
+                page = self.reclaim(stream, cursor or BEGINNING, PAGE, min_idle_ms)
+                yield from page.entries
+                cursor = page.cursor
+
     def settle(self, verb: str, entries: Sequence[Entry]) -> list[bool]:
         """Settle messages by a verb of ``settle.lua``; False for each that is not this consumer's (any more)."""
-        done: dict[tuple[str, str], bool] = {}
-        for stream in {entry.stream: None for entry in entries}:
-            of_stream = [entry for entry in entries if entry.stream == stream]
-            settled = [value for entry in of_stream for value in (entry.entry_id, entry.delivery_count)]
-            names = [*self._keys_of_group(stream), self._keys_of[stream].counters()]
-            with self._errors_of_groups():
-                answers = self._run("settle", names, [verb, self.group, self.consumer, *settled])
-            done.update(zip((entry.key for entry in of_stream), map(bool, answers), strict=True))
-        return [done[entry.key] for entry in entries]
+        of_stream = _by_stream(entries)
+        with self._errors_of_groups():
+            answers = [self._run(*self._settling(verb, stream, some)) for stream, some in of_stream.items()]
+        return _in_order(entries, of_stream, answers)
+
+    def ack_and_read(self, entries: Sequence[Entry], limit: int) -> tuple[list[bool], list[Entry]]:
+        """Acknowledge messages and, in the same round trip, take up to ``limit`` new ones of each stream; not of an ordered group.
+
+        Raises:
+            StoreUnavailable: any part of it may be done.
+        """
+        of_stream = _by_stream(entries)
+        commands = [self._scripts.command(*self._settling("ack", *each)) for each in of_stream.items()]
+        read = ("XREADGROUP", "GROUP", self.group, self.consumer, "COUNT", limit, "STREAMS", *self.streams)
+        with self._errors_of_groups():
+            *answers, found = run_commands(
+                self._client, self._scripts, [*commands, (*read, *(">" for _ in self.streams))]
+            )
+        return _in_order(entries, of_stream, answers), self._entries(found)
 
     def schedule_retry(self, entry: Entry, due_ms: int, attempt: int) -> bool:
         """Schedule a retry for this group at ``due_ms``; False if it is not this consumer's (any more)."""
@@ -197,6 +213,19 @@ class GroupStore:
     def now_ms(self) -> int:
         """Return the server's clock, epoch ms."""
         return server_ms(self._client)
+
+    def _settling(self, verb: str, stream: str, entries: Sequence[Entry]) -> tuple[str, list[str], list[Any]]:
+        names = [*self._keys_of_group(stream), self._keys_of[stream].counters()]
+        settled = [value for entry in entries for value in (entry.entry_id, entry.delivery_count)]
+        return "settle", names, [verb, self.group, self.consumer, *settled]
+
+    def _entries(self, found: Any) -> list[Entry]:
+        """Return what a read gave, of each stream."""
+        return [
+            self._entry(stream.decode(), entry_id.decode(), 1, fields)
+            for stream, rows in found or ()
+            for entry_id, fields in rows
+        ]
 
     def _read_active(self, limit: int) -> list[Entry]:
         entries = []
@@ -257,3 +286,20 @@ class GroupStore:
                     f"The group {self.group} of the topic {self.topic} is not there any more; start again to register it anew."
                 ) from exc
             raise
+
+
+def _by_stream(entries: Sequence[Entry]) -> dict[str, list[Entry]]:
+    of_stream: dict[str, list[Entry]] = {}
+    for entry in entries:
+        of_stream.setdefault(entry.stream, []).append(entry)
+    return of_stream
+
+
+def _in_order(
+    entries: Sequence[Entry], of_stream: Mapping[str, Sequence[Entry]], answers: Sequence[Sequence[int]]
+) -> list[bool]:
+    """Bring the answers about the entries of each stream into the order of all."""
+    done: dict[tuple[str, str], bool] = {}
+    for some, answered in zip(of_stream.values(), answers, strict=True):
+        done.update(zip((entry.key for entry in some), map(bool, answered), strict=True))
+    return [done[entry.key] for entry in entries]

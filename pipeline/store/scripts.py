@@ -146,8 +146,12 @@ def run_scripts(client: Any, scripts: Scripts, calls: Sequence[Call]) -> list[An
     Raises:
         StoreError: no answer, or an error of one of them; the others may have run.
     """
+    return run_commands(client, scripts, [scripts.command(*call) for call in calls])
+
+
+def run_commands(client: Any, scripts: Scripts, commands: Sequence[tuple[Any, ...]]) -> list[Any]:
+    """Make calls in one round trip, of scripts by ``Scripts.command`` or others; see ``run_scripts``."""
     with translated_errors():
-        commands = [scripts.command(*call) for call in calls]
         replies = _in_one_round_trip(client, commands)
         unknown = [index for index, reply in enumerate(replies) if _is_no_script(reply)]
         if unknown:
