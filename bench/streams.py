@@ -219,8 +219,8 @@ def tables(result: Result) -> str:
     if "groups" in samples:
         rows = [_group_row(groups, samples["groups"], settings["fanned"]) for groups in settings["groups"]]
         about = (
-            f"{settings['fanned']:,} messages in one stream, each group a process of its own, {settings['rounds']} rounds. From when "
-            "the last message is there until the last group has acknowledged it."
+            f"{settings['fanned']:,} messages in one stream, each group a process of its own, {settings['rounds']} rounds. "
+            "From when the last message is there until the last group has acknowledged it."
         )
         parts.append(
             f"#### Groups\n\n{about}\n\n{format_table(('', 'handled/s in all', 'min', 'max', 'server µs each'), rows)}"

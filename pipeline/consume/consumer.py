@@ -94,8 +94,7 @@ class Consumer:
 
     def __post_init__(self) -> None:
         self._lease_ms = self.settings.lease_sec * 1000
-        timeout_ms = self.settings.handler_timeout_sec * 1000
-        self._renewer = LeaseRenewer(self.store, self.clock, self._lease_ms, timeout_ms)
+        self._renewer = LeaseRenewer(self.store, self.clock, self._lease_ms, self.settings.handler_timeout_sec * 1000)
 
     def __enter__(self) -> "Consumer":
         return self
@@ -128,10 +127,12 @@ class Consumer:
         done = self._settle(lambda: self._ack(entries), entries)
         if late := [entry.id for entry, is_done in zip(entries, done, strict=True) if not is_done]:
             self.late_acks += len(late)
-            log.warning(
-                "%d of %d acks came after the lease, so these are redelivered: %s …", len(late), len(done), late[0]
-            )
+            log.warning("%d of %d acks came after the lease and are redelivered: %s …", len(late), len(done), late[0])
         return not late
+
+    def has_more(self) -> bool:
+        """Say whether messages are read and not started."""
+        return self._in_flight.has_waiting()
 
     def extend(self, *entries: Entry) -> bool:
         """Have another lease for messages; False if one is not this consumer's any more."""
@@ -259,7 +260,6 @@ class Consumer:
             log.warning("took over %d messages that were not acknowledged in time", found)
 
     def _read(self, limit: int) -> None:
-        """Wait for new messages."""
         self.interruptible(lambda: self._reading(limit, lambda: (None, self.store.read(limit, self.block_ms))))
         if self.store.ordered and not self._in_flight:
             self.interruptible(lambda: self.store.wait(self.block_ms))
@@ -363,7 +363,8 @@ class Consumer:
 
         answer = self._retrying(counted)
         # Within the lease nobody else can have touched it.
-        return done if tries > 1 and self.clock.monotonic_ms() - since_ms < self._lease_ms else answer
+        is_sure = tries + self.store.repeated == 1 or self.clock.monotonic_ms() - since_ms >= self._lease_ms
+        return answer if is_sure else done
 
     def _retrying(self, call: Callable[[], T]) -> T:
         return retry_until_available(call, self.wait, self.clock, self.random, self.stopping)

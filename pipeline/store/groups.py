@@ -6,17 +6,17 @@ that is not so any more: a consumer that was silent for too long can't settle wh
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
 from pipeline.core.buckets import bucket_start_ms
-from pipeline.core.errors import ConfigError, StoreProtocolError
+from pipeline.core.errors import ConfigError, StoreProtocolError, StoreUnavailable
 from pipeline.core.text import command_text
 from pipeline.store.connection import server_ms, translated_errors
-from pipeline.store.entries import NO_ENTRY, Entry, EntryId, entry_id_of
+from pipeline.store.entries import NO_ENTRY, Entry, EntryId, by_stream, entry_id_of, in_order
 from pipeline.store.keys import Keys
-from pipeline.store.scripts import Scripts, run_commands, run_script
+from pipeline.store.scripts import Scripts, SentAhead, run_commands, run_script
 
 BEGINNING, NEW, END = "0-0", "$", "0-0"
 ORDERED, SHARED = "ordered", "shared"  # what a group can be
@@ -50,9 +50,11 @@ class GroupStore:
     ) -> None:
         self.topic, self.group, self.consumer = topic, group, consumer
         self.ordered = False
+        self.repeated = 0  # 1 if the last call said again what may have been done already
         self._client = client
         self._shards = shards
         self._scripts = scripts or Scripts()
+        self._ahead, self._sent = SentAhead(client, self._scripts), list[Entry]()
         self._keys_of = {stream: keys for keys in shards for stream in (keys.retry(topic, group), keys.stream(topic))}
         self.streams = list(self._keys_of)
 
@@ -148,12 +150,29 @@ class GroupStore:
                 yield from page.entries
                 cursor = page.cursor
 
+    def send_ack(self, entry: Entry) -> None:
+        """Acknowledge a message without waiting for the answer, which the next ``settle`` of all that was sent so has."""
+        self._ahead.send(*self._settling("ack", entry.stream, [entry]))
+        self._sent.append(entry)
+
     def settle(self, verb: str, entries: Sequence[Entry]) -> list[bool]:
         """Settle messages by a verb of ``settle.lua``; False for each that is not this consumer's (any more)."""
-        of_stream = _by_stream(entries)
+        if verb != "extend":  # which another thread may say meanwhile
+            self.repeated = 0
+        if verb == "ack" and self._sent and list(entries) == self._sent:
+            self._sent = []
+            try:
+                with self._errors_of_groups():
+                    return [bool(is_done) for [is_done] in self._ahead.replies()]
+            except StoreUnavailable:
+                self.repeated = 1
+        elif verb in ("release", "undo"):  # lest others get what is acknowledged in this moment
+            with suppress(StoreUnavailable):
+                self._ahead.gather()
+        of_stream = by_stream(entries)
         with self._errors_of_groups():
             answers = [self._run(*self._settling(verb, stream, some)) for stream, some in of_stream.items()]
-        return _in_order(entries, of_stream, answers)
+        return in_order(entries, of_stream, answers)
 
     def ack_and_read(self, entries: Sequence[Entry], limit: int) -> tuple[list[bool], list[Entry]]:
         """Acknowledge messages and, in the same round trip, take up to ``limit`` new ones of each stream; not of an ordered group.
@@ -161,14 +180,14 @@ class GroupStore:
         Raises:
             StoreUnavailable: any part of it may be done.
         """
-        of_stream = _by_stream(entries)
+        of_stream = by_stream(entries)
         commands = [self._scripts.command(*self._settling("ack", *each)) for each in of_stream.items()]
         read = ("XREADGROUP", "GROUP", self.group, self.consumer, "COUNT", limit, "STREAMS", *self.streams)
         with self._errors_of_groups():
             *answers, found = run_commands(
                 self._client, self._scripts, [*commands, (*read, *(">" for _ in self.streams))]
             )
-        return _in_order(entries, of_stream, answers), self._entries(found)
+        return in_order(entries, of_stream, answers), self._entries(found)
 
     def schedule_retry(self, entry: Entry, due_ms: int, attempt: int) -> bool:
         """Schedule a retry for this group at ``due_ms``; False if it is not this consumer's (any more)."""
@@ -243,6 +262,7 @@ class GroupStore:
             self._run("remove_consumer", [stream], [self.group, consumer])
 
     def _retry(self, entry: Entry, due_ms: int, member: bytes, fields: Sequence[Any]) -> bool:
+        self.repeated = 0
         keys = self._keys_of[entry.stream]
         start = bucket_start_ms(due_ms)
         names = [keys.counters(), keys.topics(), keys.buckets(), keys.bucket(start), keys.dead(entry.topic)]
@@ -286,20 +306,3 @@ class GroupStore:
                     f"The group {self.group} of the topic {self.topic} is not there any more; start again to register it anew."
                 ) from exc
             raise
-
-
-def _by_stream(entries: Sequence[Entry]) -> dict[str, list[Entry]]:
-    of_stream: dict[str, list[Entry]] = {}
-    for entry in entries:
-        of_stream.setdefault(entry.stream, []).append(entry)
-    return of_stream
-
-
-def _in_order(
-    entries: Sequence[Entry], of_stream: Mapping[str, Sequence[Entry]], answers: Sequence[Sequence[int]]
-) -> list[bool]:
-    """Bring the answers about the entries of each stream into the order of all."""
-    done: dict[tuple[str, str], bool] = {}
-    for some, answered in zip(of_stream.values(), answers, strict=True):
-        done.update(zip((entry.key for entry in some), map(bool, answered), strict=True))
-    return [done[entry.key] for entry in entries]

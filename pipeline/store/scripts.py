@@ -3,7 +3,7 @@
 import hashlib
 import re
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib.resources import files
 from typing import Any
 
@@ -138,6 +138,64 @@ def begin_scripts(client: Any, scripts: Scripts, calls: Sequence[Call]) -> Calla
         return found
 
     return replies
+
+
+class SentAhead:
+    """Scripts that are sent at once, and whose replies are read later, on a connection of their own. For one thread."""
+
+    def __init__(self, client: Any, scripts: Scripts) -> None:
+        self._pool = client.connection_pool
+        self._scripts = scripts
+        self._connection: Any = None  # while replies are awaited
+        self._sent = 0
+        self._found: list[Any] = []
+
+    def send(self, name: str, keys: Sequence[str | bytes], arguments: Sequence[Any]) -> None:
+        """Send a script; that it could not be sent is told by ``replies``."""
+        self._sent += 1
+        if self._connection or len(self._found) == self._sent - 1:  # what follows a lost one is not sent
+            with suppress(StoreUnavailable), self._kept():
+                self._connection = self._connection or self._pool.get_connection()
+                packed = self._connection.pack_command(*self._scripts.command(name, keys, arguments))
+                self._connection.send_packed_command(packed)
+
+    def replies(self) -> list[Any]:
+        """Wait for the replies to all that was sent since the last time.
+
+        Raises:
+            StoreUnavailable: any of it may be done.
+        """
+        try:
+            self.gather()
+            return self._found
+        finally:
+            self._sent, self._found = 0, []
+
+    def gather(self) -> None:
+        """Wait for the replies, and keep them for ``replies``."""
+        while len(self._found) < self._sent:
+            if not self._connection:
+                raise StoreUnavailable("The connection to Redis was lost.")
+            with self._kept():
+                try:
+                    self._found.append(self._connection.read_response())
+                except redis.exceptions.NoScriptError as exc:
+                    raise redis.exceptions.ConnectionError("it has forgotten its scripts") from exc
+        if self._connection:
+            self._pool.release(self._connection)
+            self._connection = None
+
+    @contextmanager
+    def _kept(self) -> Iterator[None]:
+        try:
+            with translated_errors():
+                yield
+        except BaseException:  # whatever it was, replies are left that nobody may take for others
+            connection, self._connection = self._connection, None
+            if connection:
+                connection.disconnect()
+                self._pool.release(connection)
+            raise
 
 
 def run_scripts(client: Any, scripts: Scripts, calls: Sequence[Call]) -> list[Any]:

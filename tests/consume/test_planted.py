@@ -7,10 +7,14 @@ from typing import Any
 import pytest
 
 from jobs import consume
+from pipeline.consume import handling
 from pipeline.consume.consumer import Consumer
+from pipeline.consume.handling import Acks
 from pipeline.core.errors import StoreProtocolError
 from pipeline.store.groups import GroupStore
 from tests.chaos.test_planted import Mutant, plant
+from tests.consume import test_acks as acks
+from tests.consume import test_handling
 from tests.consume import test_reading_ahead as ahead
 from tests.consume import test_settling as settling
 from tests.consume.conftest import Stage
@@ -31,6 +35,15 @@ def many(verb: str) -> Check:
 def first(cause: str) -> Check:
     return partial(ahead.test_an_acknowledgement_reads_nothing_when_something_else_comes_first, cause=cause)
 
+
+def fails(stage: Stage, caplog: pytest.LogCaptureFixture) -> None:
+    test_handling.test_a_message_that_always_fails_is_dead_and_tells_why(stage, caplog)
+
+
+HANDLE = (handling, "_handle")
+at_once = acks.test_a_message_is_acknowledged_while_the_next_one_is_handled_and_not_before_its_own_handler_returns
+lost = partial(acks.test_what_a_lost_connection_took_along_is_acknowledged_again_and_nothing_comes_twice, number=9)
+lost_late = acks.test_an_acknowledgement_that_was_done_when_its_answer_was_lost_is_not_late
 
 # By name: the script or function, old and new text, and what notices it.
 FAULTS: dict[str, tuple[Any, str, str, Check]] = {
@@ -132,14 +145,73 @@ FAULTS: dict[str, tuple[Any, str, str, Check]] = {
         "consumer.ack(*entries)",
         partial(ahead.test_what_was_not_printed_is_not_acknowledged, closes=True),
     ),
+    "a message is acknowledged before it is handled": (
+        HANDLE,
+        "handler(entry)",
+        "acks.add(entry); handler(entry)",
+        at_once,
+    ),
+    "a message is acknowledged though its handler failed": (
+        HANDLE,
+        "now_ms = consumer.clock.monotonic_ms()",
+        "acks.add(entry); now_ms = consumer.clock.monotonic_ms()",
+        fails,
+    ),
+    "an acknowledgement is not sent at once": (
+        (Acks, "add"),
+        "self.consumer.store.send_ack(entry)",
+        "self.consumer.wait(0)",
+        at_once,
+    ),
+    "the answers of an ordered group are not waited for": (
+        (Acks, "add"),
+        "if self.consumer.store.ordered:",
+        "if False:",
+        acks.test_in_an_ordered_group_each_answer_is_waited_for,
+    ),
+    "any number of answers is not waited for": (
+        (Acks, "add"),
+        "len(self._sent) >= SENT_MAX or ",
+        "",
+        acks.test_answers_are_waited_for_together_but_of_so_many_at_most,
+    ),
+    "answers are never missed": (
+        (Acks, "add"),
+        " or now_ms - self._since_ms >= SENT_MS_MAX",
+        "",
+        acks.test_answers_are_not_waited_for_longer_than_a_moment_if_handlers_take_their_time,
+    ),
+    "it waits for more before there are answers": (
+        (handling, "run"),
+        "if not consumer.has_more():",
+        "if False:",
+        acks.test_before_it_waits_for_more_all_is_answered,
+    ),
+    "what was lost is not acknowledged again": ((Acks, "confirm"), "self.consumer.ack(*sent)", "list(sent)", lost),
+    "what was lost may not be said to be acknowledged": (
+        (GroupStore, "settle"),
+        "self.repeated = 1",
+        "pass",
+        lost_late,
+    ),
+    "what was lost is lost": ((GroupStore, "settle"), "self.repeated = 1", "raise", lost),
+    "a late answer is not told": (
+        (GroupStore, "settle"),
+        "bool(is_done) for [is_done]",
+        "True for [is_done]",
+        acks.test_of_several_only_those_whose_lease_was_over_are_told,
+    ),
 }
 
 
 @pytest.mark.parametrize("name", FAULTS)
-def test_a_planted_fault_is_noticed(name: str, stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_planted_fault_is_noticed(
+    name: str, stage: Stage, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     target, old, new, check = FAULTS[name]
     plant(Mutant(name, (), {target: ((old, new),)}), monkeypatch)
     wanted = check.func if isinstance(check, partial) else check
-    options = {"monkeypatch": monkeypatch} if "monkeypatch" in wanted.__code__.co_varnames else {}
+    given = {"monkeypatch": monkeypatch, "caplog": caplog}
+    options = {each: value for each, value in given.items() if each in wanted.__code__.co_varnames}
     with pytest.raises((AssertionError, StoreProtocolError)):
         check(stage, **options)
