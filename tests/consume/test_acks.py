@@ -19,14 +19,14 @@ LOOKS_MAX = 200
 ROUNDS_MAX = 2_000
 
 
-def bounded(is_done: Callable[[], bool]) -> Callable[[], bool]:
+def bounded(is_done: Callable[[], bool], rounds_max: int = ROUNDS_MAX) -> Callable[[], bool]:
     """Return what stops a consumer, also one that does not come to an end."""
     rounds = 0
 
     def stopping() -> bool:
         nonlocal rounds
         rounds += 1
-        return rounds > ROUNDS_MAX or is_done()
+        return rounds > rounds_max or is_done()
 
     return stopping
 
@@ -79,6 +79,20 @@ def test_a_message_is_acknowledged_while_the_next_one_is_handled_and_not_before_
     handling.run(consumer, handler)
     consumer.close()
     assert (seen, stage.pending(), consumer.late_acks) == ([], 0, 0)
+
+
+def test_a_message_whose_handler_fails_is_not_acknowledged_with_those_beside_it(stage: Stage) -> None:
+    def handler(entry: Entry) -> None:
+        seen.append(entry.body)
+        if entry.body == "b":
+            raise ValueError("never")
+
+    seen: list[str] = []
+    consumer = stage.open(settings={"attempts_max": 1}, stopping=bounded(lambda: len(seen) == 3, 100))
+    stage.send(*"abc")
+    handling.run(consumer, handler)
+    consumer.close()
+    assert ([letter["message"] for letter in stage.dead()], consumer.late_acks) == (["b"], 0)
 
 
 def test_answers_are_waited_for_together_but_of_so_many_at_most(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:

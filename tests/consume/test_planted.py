@@ -14,7 +14,6 @@ from pipeline.core.errors import StoreProtocolError
 from pipeline.store.groups import GroupStore
 from tests.chaos.test_planted import Mutant, plant
 from tests.consume import test_acks as acks
-from tests.consume import test_handling
 from tests.consume import test_reading_ahead as ahead
 from tests.consume import test_settling as settling
 from tests.consume.conftest import Stage
@@ -36,10 +35,7 @@ def first(cause: str) -> Check:
     return partial(ahead.test_an_acknowledgement_reads_nothing_when_something_else_comes_first, cause=cause)
 
 
-def fails(stage: Stage, caplog: pytest.LogCaptureFixture) -> None:
-    test_handling.test_a_message_that_always_fails_is_dead_and_tells_why(stage, caplog)
-
-
+fails = acks.test_a_message_whose_handler_fails_is_not_acknowledged_with_those_beside_it
 HANDLE = (handling, "_handle")
 at_once = acks.test_a_message_is_acknowledged_while_the_next_one_is_handled_and_not_before_its_own_handler_returns
 lost = partial(acks.test_what_a_lost_connection_took_along_is_acknowledged_again_and_nothing_comes_twice, number=9)
