@@ -112,7 +112,7 @@ def main(arguments: list[str], stop: Stop) -> int:
         if replay:
             store.replay(replay)
         options = stoppable(stop) | ({"block_ms": 1} if given.once else {})
-        consumer = new_consumer(store, settings, **options)
+        consumer = new_consumer(store, settings, reads_ahead=True, **options)
         stack.enter_context(consumer)
         printed = Printed(store.last_ids() if is_new or replay else {})
         stack.callback(lambda: log.info("%s", summary(printed, consumer)))

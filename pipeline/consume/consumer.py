@@ -13,7 +13,7 @@ from pipeline.consume.retries import ABANDONED, FAILED, REFUSED, Outcome, log_ou
 from pipeline.core.clock import Clock
 from pipeline.core.errors import StoreError
 from pipeline.store.entries import Entry
-from pipeline.store.groups import BEGINNING, END, GroupStore
+from pipeline.store.groups import BEGINNING, END, PAGE, GroupStore
 from pipeline.store.retry import retry_until_available
 
 # A message that was delivered so often, and abandoned, is retried later and by itself. Once proves nothing: it may only have been
@@ -21,7 +21,6 @@ from pipeline.store.retry import retry_until_available
 STARTS_MAX = 2
 TAKE_OVER_MS = 1_000  # how often it looks for messages of consumers that are silent
 PAGES_MAX = 20  # of pending messages that it looks at then, of each stream
-PAGE = 100  # messages it takes over at a time
 SWEEP_MS = 3_600_000  # how often it forgets consumers that were silent for as long
 
 log = logging.getLogger(__name__)
@@ -59,6 +58,9 @@ class Consumer:
 
         block_ms: how long it waits for a message before it looks around.
 
+        reads_ahead: while there is a backlog, an ``ack`` of all that is in flight also reads, for who takes the next batch at once:
+            that saves a round trip and an fsync. It does nothing in an ordered group.
+
         on_close: called when it is closed.
     """
 
@@ -71,6 +73,7 @@ class Consumer:
     interruptible: Callable[[Callable[[], None]], None] = lambda wait: wait()
     limit: int = 100
     block_ms: int = 1_000
+    reads_ahead: bool = False
     on_close: Callable[[], object] = lambda: None
     late_acks: int = 0
     _lease_ms: float = field(init=False)
@@ -81,6 +84,7 @@ class Consumer:
     # that was the reply to a read, they are counted and were never started; otherwise they may be what killed it.
     _may_have_more: bool = True
     _lost_a_read: bool = False
+    _ahead: int = 0  # how much the next ack reads
     _is_active: bool = False
     _active_ms: float = float("-inf")  # when it was last told that it is the active consumer
     _cursors: dict[str, str] = field(default_factory=dict)
@@ -90,8 +94,7 @@ class Consumer:
 
     def __post_init__(self) -> None:
         self._lease_ms = self.settings.lease_sec * 1000
-        timeout_ms = self.settings.handler_timeout_sec * 1000
-        self._renewer = LeaseRenewer(self.store, self.clock, self._lease_ms, timeout_ms)
+        self._renewer = LeaseRenewer(self.store, self.clock, self._lease_ms, self.settings.handler_timeout_sec * 1000)
 
     def __enter__(self) -> "Consumer":
         return self
@@ -113,6 +116,7 @@ class Consumer:
     def take(self, limit: int | None = None) -> list[Entry]:
         """Wait a while for messages and return some, none if there are none; settle them before the next call."""
         while self._fetch(limit or self.limit):
+            self._keep_waiting()
             started = [self._start(delivery) for delivery in self._in_flight.waiting()]
             if found := [entry for entry in started if entry]:
                 return found
@@ -120,13 +124,15 @@ class Consumer:
 
     def ack(self, *entries: Entry) -> bool:
         """Say that messages are handled; False if one was not this consumer's any more, so that another one has it, too."""
-        done = self._settle("ack", entries)
+        done = self._settle(lambda: self._ack(entries), entries)
         if late := [entry.id for entry, is_done in zip(entries, done, strict=True) if not is_done]:
             self.late_acks += len(late)
-            log.warning(
-                "%d of %d acks came after the lease, so these are redelivered: %s …", len(late), len(done), late[0]
-            )
+            log.warning("%d of %d acks came after the lease and are redelivered: %s …", len(late), len(done), late[0])
         return not late
+
+    def has_more(self) -> bool:
+        """Say whether messages are read and not started."""
+        return self._in_flight.has_waiting()
 
     def extend(self, *entries: Entry) -> bool:
         """Have another lease for messages; False if one is not this consumer's any more."""
@@ -168,7 +174,7 @@ class Consumer:
 
     def give_back(self, *entries: Entry) -> None:
         """Let others have messages at once, as if they had not been delivered."""
-        self._settle("undo", entries)
+        self._settle(lambda: self.store.settle("undo", entries), entries)
 
     def release_unstarted(self) -> None:
         """Let others have what was read and not started yet."""
@@ -227,10 +233,8 @@ class Consumer:
     def _recover_own(self) -> None:
         """Find what was delivered to this consumer without its knowledge."""
         if self._may_have_more:
-            for stream in self.store.streams:
-                self._in_flight.add(
-                    self._reclaimed(stream, None), self.clock.monotonic_ms(), is_counted=self._lost_a_read
-                )
+            found = self.store.reclaim_all()
+            self._in_flight.add(found, self.clock.monotonic_ms(), is_counted=self._lost_a_read)
             self._may_have_more = self._lost_a_read = False
 
     def _take_over(self) -> None:
@@ -256,19 +260,19 @@ class Consumer:
             log.warning("took over %d messages that were not acknowledged in time", found)
 
     def _read(self, limit: int) -> None:
-        """Wait for new messages."""
-        self._may_have_more = self._lost_a_read = True  # until there is a reply
-        asked_ms = self.clock.monotonic_ms()
-        found: list[Entry] = []
-
-        def read() -> None:
-            found.extend(self.store.read(limit, self.block_ms))
-            self._may_have_more = self._lost_a_read = False
-
-        self.interruptible(read)
-        self._in_flight.add(found, asked_ms, is_counted=True)
-        if self.store.ordered and not found:
+        self.interruptible(lambda: self._reading(limit, lambda: (None, self.store.read(limit, self.block_ms))))
+        if self.store.ordered and not self._in_flight:
             self.interruptible(lambda: self.store.wait(self.block_ms))
+
+    def _reading(self, limit: int, read: Callable[[], tuple[T, list[Entry]]]) -> T:
+        """Make a call that also reads, and note what it found; if it fails, more may be this consumer's."""
+        self._may_have_more = self._lost_a_read = True
+        asked_ms = self.clock.monotonic_ms()
+        answer, found = read()
+        self._in_flight.add(found, asked_ms, is_counted=True)
+        self._may_have_more = self._lost_a_read = False
+        self._ahead = limit if self.reads_ahead and not self.store.ordered and len(found) >= limit else 0
+        return answer
 
     def _keep_active(self) -> bool:
         """Say whether this is the active consumer of an ordered group, for a lease from now on.
@@ -279,24 +283,14 @@ class Consumer:
         was_active = self._is_active and asked_ms - self._active_ms < self._lease_ms
         is_active = self.store.acquire_active(round(self._lease_ms))
         if is_active and not was_active:
-            for stream in self.store.streams:
-                for _ in self._reclaimed(stream, 0):
-                    pass  # they are this consumer's now, and are found as such
+            for _ in self.store.reclaim_all(0):
+                pass  # they are this consumer's now, and are found as such
             self._may_have_more, self._lost_a_read = True, False
         elif self._is_active and not is_active:
             log.warning("another consumer is active now: this one was silent for longer than a lease")
             self._in_flight.clear()
         self._is_active, self._active_ms = is_active, asked_ms  # only now: a call that failed before this is made again
         return is_active
-
-    def _reclaimed(self, stream: str, min_idle_ms: int | None) -> Iterator[Entry]:
-        cursor = BEGINNING
-        while True:
-            page = self.store.reclaim(stream, cursor, PAGE, min_idle_ms)
-            yield from page.entries
-            cursor = page.cursor
-            if cursor == END:
-                return
 
     def _start(self, delivery: Delivery) -> Entry | None:
         """Start a message; None if it is not this consumer's any more, or was abandoned too often to be started now."""
@@ -325,9 +319,17 @@ class Consumer:
         self.store.settle("undo", [each.entry for each in known if each.is_counted and not each.is_started])
         self.store.settle("release", [each.entry for each in known if each.is_started or not each.is_counted])
 
-    def _settle(self, verb: str, entries: Sequence[Entry]) -> list[bool]:
+    def _ack(self, entries: Sequence[Entry]) -> list[bool]:
+        """Acknowledge, and read on if nothing else is to be done first; after a call that failed there may be more to recover."""
+        has_looked = self.clock.monotonic_ms() - self._looked_ms < TAKE_OVER_MS
+        is_all = len(self._in_flight) <= len(entries)
+        if not (self._ahead and has_looked and is_all) or self._may_have_more or self._is_ending():
+            return self.store.settle("ack", entries)
+        return self._reading(self._ahead, lambda: self.store.ack_and_read(entries, self._ahead))
+
+    def _settle(self, settle: Callable[[], list[bool]], entries: Sequence[Entry]) -> list[bool]:
         since_ms = self._in_flight.since_ms(entries)
-        done = self._surely(lambda: self.store.settle(verb, entries), [True] * len(entries), since_ms)
+        done = self._surely(settle, [True] * len(entries), since_ms)
         self._in_flight.forget(entries)
         return done
 
@@ -361,7 +363,8 @@ class Consumer:
 
         answer = self._retrying(counted)
         # Within the lease nobody else can have touched it.
-        return done if tries > 1 and self.clock.monotonic_ms() - since_ms < self._lease_ms else answer
+        is_sure = tries + self.store.repeated == 1 or self.clock.monotonic_ms() - since_ms >= self._lease_ms
+        return answer if is_sure else done
 
     def _retrying(self, call: Callable[[], T]) -> T:
         return retry_until_available(call, self.wait, self.clock, self.random, self.stopping)

@@ -11,6 +11,7 @@ from pipeline.core.due import DELAY_SEC_MAX
 from pipeline.core.errors import StoreUnavailable
 from pipeline.store.entries import Entry
 
+SENT_MAX, SENT_MS_MAX = 50, 100  # messages, and how long, that an answer to their acknowledgement is not waited for
 FAILURES_MAX = 5  # of different messages in a row; then it is not the messages
 PAUSE_MS_FIRST, PAUSE_MS_MAX = 1_000, 60_000  # between two tries while the target is down; the pause doubles
 DOWN_MS_MAX = 3_600_000  # then failures count again: messages that nobody can handle would else never end
@@ -131,6 +132,33 @@ class Breaker:
         return PAUSE_MS_FIRST if self._is_tried else max(0.0, self._until_ms - now_ms)
 
 
+@dataclass(slots=True)
+class Acks:
+    """Acknowledgements of messages that were handled: each is sent at once, and the answers are waited for together."""
+
+    consumer: Consumer
+    _sent: list[Entry] = field(default_factory=list)
+    _since_ms: float = 0.0
+
+    def add(self, entry: Entry) -> None:
+        """Acknowledge a message that was handled. In an ordered group, the next one has to wait for the answer."""
+        if self.consumer.store.ordered:
+            self.consumer.ack(entry)
+            return
+        now_ms = self.consumer.clock.monotonic_ms()
+        self.consumer.store.send_ack(entry)
+        self._since_ms = self._since_ms if self._sent else now_ms
+        self._sent.append(entry)
+        if len(self._sent) >= SENT_MAX or now_ms - self._since_ms >= SENT_MS_MAX:
+            self.confirm()
+
+    def confirm(self) -> None:
+        """Wait for the answers; what may be lost is acknowledged again."""
+        sent, self._sent = self._sent, []
+        if sent:
+            self.consumer.ack(*sent)
+
+
 def run(consumer: Consumer, handler: Callable[[Entry], object], breaker: Breaker | None = None) -> None:
     """Call ``handler`` for each message and acknowledge it, until the consumer stops or is closed.
 
@@ -146,20 +174,24 @@ def run(consumer: Consumer, handler: Callable[[Entry], object], breaker: Breaker
     Raises:
         PipelineError: what the consumer raises of ours.
     """
-    breaker, limit = breaker or Breaker(), consumer.limit
+    breaker, limit, acks = breaker or Breaker(), consumer.limit, Acks(consumer)
     try:
         for entry in consumer:
-            _handle(consumer, handler, entry, breaker)
+            _handle(consumer, handler, entry, breaker, acks)
             consumer.limit = 1 if breaker.is_down else limit
+            if not consumer.has_more():  # the next step may wait
+                acks.confirm()
             if wait_ms := breaker.wait_ms(consumer.clock.monotonic_ms()):
+                acks.confirm()
                 consumer.pause(wait_ms)
+        acks.confirm()
     except StoreUnavailable as exc:
         if not consumer.stopping():
             raise
         log.warning("stopped while Redis does not answer, so what is in flight is redelivered after its lease: %s", exc)
 
 
-def _handle(consumer: Consumer, handler: Callable[[Entry], object], entry: Entry, breaker: Breaker) -> None:
+def _handle(consumer: Consumer, handler: Callable[[Entry], object], entry: Entry, breaker: Breaker, acks: Acks) -> None:
     began_ms = None
     try:
         with consumer.renewing():
@@ -183,7 +215,7 @@ def _handle(consumer: Consumer, handler: Callable[[Entry], object], entry: Entry
             consumer.give_back(entry)
         else:
             breaker.count_success(entry, began_ms)
-            consumer.ack(entry)
+            acks.add(entry)
 
 
 def _begin(consumer: Consumer, breaker: Breaker) -> float | None:

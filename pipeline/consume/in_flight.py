@@ -39,6 +39,10 @@ class InFlight(dict[tuple[str, str], Delivery]):
         """Return what is not started yet."""
         return [delivery for delivery in self.values() if not delivery.is_started]
 
+    def has_waiting(self) -> bool:
+        """Say whether anything is not started yet."""
+        return any(not delivery.is_started for delivery in reversed(self.values()))  # what waits comes last
+
     def sort_waiting(self) -> None:
         """Bring what waits from several streams into one order."""
         waiting = self.waiting()

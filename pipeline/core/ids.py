@@ -81,7 +81,7 @@ def message_id_of_entry(entry_id: str) -> str:
     Ids sort as entries do. Two groups that retry the same entry give the same id: their members differ in the group.
     """
     ms, _, number = entry_id.partition("-")
-    return f"{int(ms):013d}{int(number):09d}"[-MESSAGE_ID_LENGTH:]
+    return f"{ms:0>13}{number:0>9}"[-MESSAGE_ID_LENGTH:]
 
 
 def _decode_half(half: str) -> int:

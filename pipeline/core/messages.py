@@ -218,18 +218,18 @@ class Message:
         ``deliveries`` is how often the entry was delivered: each one after the first is one attempt more. What is ``known`` counts
         instead of what the fields say.
         """
-        texts = {name.decode("utf-8", "replace"): value.decode("utf-8", "replace") for name, value in fields.items()}
-        read: dict[str, Any] = {
-            "due_ms": number_of(texts.get("due_ms", ""), int(entry_id.partition("-")[0])),
-            "body": texts.get("message", ""),
-            "topic": texts.get("topic", DEFAULT_TOPIC),
-            "id": texts.get("id", entry_id),
-            "headers": read_headers(texts.get("headers", "")),
-            "message_id": message_id_of_entry(entry_id),
-            "attempt": max(1, number_of(texts.get("attempt", ""), 1)) + max(deliveries, 1) - 1,
-            "group": texts.get("group", ""),
-        }
-        return cls(**read | known)
+        texts = {name: value.decode("utf-8", "replace") for name, value in fields.items()}
+        return cls(
+            number_of(texts.get(b"due_ms", ""), int(entry_id.partition("-")[0])),
+            texts.get(b"message", ""),
+            known.pop("topic", None) or texts.get(b"topic", DEFAULT_TOPIC),
+            texts.get(b"id", entry_id),
+            read_headers(texts[b"headers"]) if b"headers" in texts else {},
+            message_id_of_entry(entry_id),
+            max(1, number_of(texts.get(b"attempt", ""), 1)) + max(deliveries, 1) - 1,
+            known.pop("group", None) or texts.get(b"group", ""),
+            **known,
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,5 +1,6 @@
 """A message as it stands in a stream: pending for a group, or dead."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
@@ -65,3 +66,21 @@ class DeadLetter(Message):
         """Return what users see of it."""
         why = {"reason": self.reason, "detail": self.detail, "group": self.group, "died_ms": self.died_ms}
         return Message.to_record(self) | why
+
+
+def by_stream(entries: Sequence[Entry]) -> dict[str, list[Entry]]:
+    """Return entries by their stream."""
+    of_stream: dict[str, list[Entry]] = {}
+    for entry in entries:
+        of_stream.setdefault(entry.stream, []).append(entry)
+    return of_stream
+
+
+def in_order(
+    entries: Sequence[Entry], of_stream: Mapping[str, Sequence[Entry]], answers: Sequence[Sequence[int]]
+) -> list[bool]:
+    """Bring the answers about the entries of each stream into the order of all."""
+    done: dict[tuple[str, str], bool] = {}
+    for some, answered in zip(of_stream.values(), answers, strict=True):
+        done.update(zip((entry.key for entry in some), map(bool, answered), strict=True))
+    return [done[entry.key] for entry in entries]

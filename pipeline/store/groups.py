@@ -6,22 +6,22 @@ that is not so any more: a consumer that was silent for too long can't settle wh
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
 from pipeline.core.buckets import bucket_start_ms
-from pipeline.core.errors import ConfigError, StoreProtocolError
+from pipeline.core.errors import ConfigError, StoreProtocolError, StoreUnavailable
 from pipeline.core.text import command_text
 from pipeline.store.connection import server_ms, translated_errors
-from pipeline.store.entries import NO_ENTRY, Entry, EntryId, entry_id_of
+from pipeline.store.entries import NO_ENTRY, Entry, EntryId, by_stream, entry_id_of, in_order
+from pipeline.store.group_reads import GroupReads
 from pipeline.store.keys import Keys
-from pipeline.store.scripts import Scripts, run_script
-from pipeline.store.stream_wait import StreamWait
-from pipeline.store.topology import ClusterClient
+from pipeline.store.scripts import Scripts, SentAhead, run_commands, run_script
 
 BEGINNING, NEW, END = "0-0", "$", "0-0"
 ORDERED, SHARED = "ordered", "shared"  # what a group can be
+PAGE = 100  # pending messages that it takes at a time
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,14 +51,15 @@ class GroupStore:
     ) -> None:
         self.topic, self.group, self.consumer = topic, group, consumer
         self.ordered = False
+        self.repeated = 0  # 1 if the last call said again what may have been done already
         self._client = client
         self._shards = shards
         self._scripts = scripts or Scripts()
+        self._ahead, self._sent = SentAhead(client, self._scripts), list[Entry]()
         self._keys_of = {stream: keys for keys in shards for stream in (keys.retry(topic, group), keys.stream(topic))}
         self.streams = list(self._keys_of)
-        of_tags = {keys.tag: [stream for stream, its in self._keys_of.items() if its is keys] for keys in shards}
-        is_apart = isinstance(client, ClusterClient) and len(shards) > 1
-        self._wait = StreamWait(client, of_tags, self._last_delivered) if is_apart else None
+        of_shards = {keys.tag: [keys.retry(topic, group), keys.stream(topic)] for keys in shards}
+        self._reads = GroupReads(client, group, consumer, of_shards)
 
     def register(self, start: str, ordered: bool | None = None) -> bool:
         """Make the group known, so that it gets what comes from now on, connected or not; False if it was.
@@ -112,46 +113,13 @@ class GroupStore:
         """
         if self.ordered:
             return self._read_active(limit)
-        if not self._wait:
-            return self._read_group(self.streams, limit, block_ms)
-        if not (found := self._read_each(limit)):
-            self.wait(block_ms)
-            found = self._read_each(limit)
-        return found
-
-    def _read_each(self, limit: int) -> list[Entry]:
-        """Read of each shard what is there: no command waits for streams of several masters."""
-        of_shards: dict[str, list[str]] = {}
-        for stream, keys in self._keys_of.items():
-            of_shards.setdefault(keys.tag, []).append(stream)
-        return [entry for streams in of_shards.values() for entry in self._read_group(streams, limit, None)]
-
-    def _read_group(self, streams: Sequence[str], limit: int, block_ms: int | None) -> list[Entry]:
         with self._errors_of_groups():
-            found = self._client.xreadgroup(
-                self.group, self.consumer, dict.fromkeys(streams, ">"), count=limit, block=block_ms
-            )
-        return [
-            self._entry(stream.decode(), entry_id.decode(), 1, fields)
-            for stream, rows in found or ()
-            for entry_id, fields in rows
-        ]
+            return self._entries(self._reads.read(limit, block_ms))
 
     def wait(self, block_ms: int) -> None:
         """Wait until something is new for the group; for an ordered one, whose reads can't wait."""
         with self._errors_of_groups():
-            if self._wait:
-                self._wait.wait(block_ms)
-            elif after := self._last_delivered(self.streams):  # a group that is gone is told by the next read
-                self._client.xread(after, count=1, block=block_ms)
-
-    def _last_delivered(self, streams: Sequence[str]) -> dict[str, str]:
-        after: dict[str, str] = {}
-        for stream in streams:
-            for group in self._client.xinfo_groups(stream):
-                if group["name"] == self.group.encode():
-                    after[stream] = group["last-delivered-id"].decode()
-        return after
+            self._reads.wait(block_ms)
 
     def reclaim(self, stream: str, cursor: str, limit: int, min_idle_ms: int | None = None) -> PendingPage:
         """Give this consumer some pending messages: its own, or, with ``min_idle_ms``, those that were silent for so long."""
@@ -167,17 +135,55 @@ class GroupStore:
         ]
         return PendingPage(next_cursor.decode(), entries)
 
+    def reclaim_all(self, min_idle_ms: int | None = None) -> Iterator[Entry]:
+        """Give this consumer all of its pending messages, or, with ``min_idle_ms``, all that were silent for so long."""
+        for stream in self.streams:
+            cursor = ""
+            while cursor != END:
+                page = self.reclaim(stream, cursor or BEGINNING, PAGE, min_idle_ms)
+                yield from page.entries
+                cursor = page.cursor
+
+    def send_ack(self, entry: Entry) -> None:
+        """Acknowledge a message without waiting for the answer, which the next ``settle`` of all that was sent so has."""
+        self._ahead.send(*self._settling("ack", entry.stream, [entry]))
+        self._sent.append(entry)
+
     def settle(self, verb: str, entries: Sequence[Entry]) -> list[bool]:
         """Settle messages by a verb of ``settle.lua``; False for each that is not this consumer's (any more)."""
-        done: dict[tuple[str, str], bool] = {}
-        for stream in {entry.stream: None for entry in entries}:
-            of_stream = [entry for entry in entries if entry.stream == stream]
-            settled = [value for entry in of_stream for value in (entry.entry_id, entry.delivery_count)]
-            names = [*self._keys_of_group(stream), self._keys_of[stream].counters()]
-            with self._errors_of_groups():
-                answers = self._run("settle", names, [verb, self.group, self.consumer, *settled])
-            done.update(zip((entry.key for entry in of_stream), map(bool, answers), strict=True))
-        return [done[entry.key] for entry in entries]
+        if verb != "extend":  # which another thread may say meanwhile
+            self.repeated = 0
+        if verb == "ack" and self._sent and list(entries) == self._sent:
+            self._sent = []
+            try:
+                with self._errors_of_groups():
+                    return [bool(is_done) for [is_done] in self._ahead.replies()]
+            except StoreUnavailable:
+                self.repeated = 1
+        elif verb in ("release", "undo"):  # lest others get what is acknowledged in this moment
+            with suppress(StoreUnavailable):
+                self._ahead.gather()
+        of_stream = by_stream(entries)
+        with self._errors_of_groups():
+            answers = [self._run(*self._settling(verb, stream, some)) for stream, some in of_stream.items()]
+        return in_order(entries, of_stream, answers)
+
+    def ack_and_read(self, entries: Sequence[Entry], limit: int) -> tuple[list[bool], list[Entry]]:
+        """Acknowledge messages and, in the same round trip, take up to ``limit`` new ones of each stream; not of an ordered group.
+
+        Raises:
+            StoreUnavailable: any part of it may be done.
+        """
+        if self._reads.is_apart:
+            return self.settle("ack", entries), self.read(limit, 0)
+        of_stream = by_stream(entries)
+        commands = [self._scripts.command(*self._settling("ack", *each)) for each in of_stream.items()]
+        read = ("XREADGROUP", "GROUP", self.group, self.consumer, "COUNT", limit, "STREAMS", *self.streams)
+        with self._errors_of_groups():
+            *answers, found = run_commands(
+                self._client, self._scripts, [*commands, (*read, *(">" for _ in self.streams))]
+            )
+        return in_order(entries, of_stream, answers), self._entries(found)
 
     def schedule_retry(self, entry: Entry, due_ms: int, attempt: int) -> bool:
         """Schedule a retry for this group at ``due_ms``; False if it is not this consumer's (any more)."""
@@ -208,8 +214,7 @@ class GroupStore:
 
     def leave(self) -> None:
         """Forget this consumer where it has nothing pending."""
-        if self._wait:
-            self._wait.close()
+        self._reads.close()
         for stream in self.streams:
             self._forget(stream, self.consumer)
 
@@ -224,6 +229,19 @@ class GroupStore:
     def now_ms(self) -> int:
         """Return the server's clock, epoch ms."""
         return server_ms(self._client)
+
+    def _settling(self, verb: str, stream: str, entries: Sequence[Entry]) -> tuple[str, list[str], list[Any]]:
+        names = [*self._keys_of_group(stream), self._keys_of[stream].counters()]
+        settled = [value for entry in entries for value in (entry.entry_id, entry.delivery_count)]
+        return "settle", names, [verb, self.group, self.consumer, *settled]
+
+    def _entries(self, found: Any) -> list[Entry]:
+        """Return what a read gave, of each stream."""
+        return [
+            self._entry(stream.decode(), entry_id.decode(), 1, fields)
+            for stream, rows in found or ()
+            for entry_id, fields in rows
+        ]
 
     def _read_active(self, limit: int) -> list[Entry]:
         entries = []
@@ -241,6 +259,7 @@ class GroupStore:
             self._run("remove_consumer", [stream], [self.group, consumer])
 
     def _retry(self, entry: Entry, due_ms: int, member: bytes, fields: Sequence[Any]) -> bool:
+        self.repeated = 0
         keys = self._keys_of[entry.stream]
         start = bucket_start_ms(due_ms)
         names = [keys.counters(), keys.topics(), keys.buckets(), keys.bucket(start), keys.dead(entry.topic)]

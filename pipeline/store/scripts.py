@@ -3,7 +3,7 @@
 import hashlib
 import re
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib.resources import files
 from typing import Any
 
@@ -145,18 +145,86 @@ def begin_scripts(client: Any, scripts: Scripts, calls: Sequence[Call]) -> Calla
     return replies
 
 
+class SentAhead:
+    """Scripts that are sent at once, and whose replies are read later, on a connection of their own. For one thread."""
+
+    def __init__(self, client: Any, scripts: Scripts) -> None:
+        self._client = client
+        self._scripts = scripts
+        self._connections: dict[Any, Any] = {}  # by their pool, while replies are awaited
+        self._sent: list[Any] = []  # the pool of each script
+        self._found: list[Any] = []
+        self._is_lost = False
+
+    def send(self, name: str, keys: Sequence[str | bytes], arguments: Sequence[Any]) -> None:
+        """Send a script; that it could not be sent is told by ``replies``."""
+        pool = client_of_key(self._client, keys[0]).connection_pool
+        self._sent.append(pool)
+        if not self._is_lost:  # what follows a lost one is not sent
+            with suppress(StoreUnavailable), self._kept():
+                if pool not in self._connections:
+                    self._connections[pool] = pool.get_connection()
+                packed = self._connections[pool].pack_command(*self._scripts.command(name, keys, arguments))
+                self._connections[pool].send_packed_command(packed)
+
+    def replies(self) -> list[Any]:
+        """Wait for the replies to all that was sent since the last time.
+
+        Raises:
+            StoreUnavailable: any of it may be done.
+        """
+        try:
+            self.gather()
+            return self._found
+        finally:
+            self._sent, self._found, self._is_lost = [], [], False
+
+    def gather(self) -> None:
+        """Wait for the replies, and keep them for ``replies``."""
+        while len(self._found) < len(self._sent):
+            if self._is_lost:
+                raise StoreUnavailable("The connection to Redis was lost.")
+            with self._kept():
+                try:
+                    self._found.append(self._connections[self._sent[len(self._found)]].read_response())
+                except redis.exceptions.NoScriptError as exc:
+                    raise redis.exceptions.ConnectionError("it has forgotten its scripts") from exc
+        self._release()
+
+    def _release(self) -> None:
+        for pool, connection in self._connections.items():
+            pool.release(connection)
+        self._connections.clear()
+
+    @contextmanager
+    def _kept(self) -> Iterator[None]:
+        try:
+            with translated_errors():
+                yield
+        except BaseException:  # whatever it was, replies are left that nobody may take for others
+            self._is_lost = True
+            for connection in self._connections.values():
+                connection.disconnect()
+            self._release()
+            raise
+
+
 def run_scripts(client: Any, scripts: Scripts, calls: Sequence[Call]) -> list[Any]:
     """Run scripts in one round trip, each for itself, and return their replies.
 
     Raises:
         StoreError: no answer, or an error of one of them; the others may have run.
     """
+    return run_commands(client, scripts, [scripts.command(*call) for call in calls])
+
+
+def run_commands(client: Any, scripts: Scripts, commands: Sequence[tuple[Any, ...]]) -> list[Any]:
+    """Make calls in one round trip, of scripts by ``Scripts.command`` or others; see ``run_scripts``."""
     with translated_errors():
-        commands = [scripts.command(*call) for call in calls]
         replies = _in_one_round_trip(client, commands)
         unknown = [index for index, reply in enumerate(replies) if _is_no_script(reply)]
         if unknown:
-            for each in dict.fromkeys(client_of_key(client, calls[index][1][0]) for index in unknown):
+            for each in dict.fromkeys(client_of_key(client, commands[index][3]) for index in unknown):
                 scripts.load(each)
             again = _in_one_round_trip(client, [commands[index] for index in unknown])
             for index, reply in zip(unknown, again, strict=True):

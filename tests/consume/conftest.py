@@ -34,6 +34,7 @@ class Stage:
     clock: ManualClock = field(default_factory=ManualClock)
     _names: int = 0
     _sent: int = 0
+    _opened: list[Consumer] = field(default_factory=list)
 
     def send(self, *texts: str, due_ms: int = 1_000, **fields: Any) -> None:
         """Schedule messages that are due, and let them move into their stream."""
@@ -68,7 +69,14 @@ class Stage:
         store = GroupStore(self.user, [self.keys], TOPIC, group, name or f"instance-{self._names}")
         store.register(start, options.pop("ordered", None))
         settings = replace(self.settings, **options.pop("settings", {}))
-        return Consumer(store, settings, self.clock, self.clock.advance_ms, lambda: 0.5, block_ms=1, **options)
+        wait = self.clock.advance_ms
+        self._opened.append(Consumer(store, settings, self.clock, wait, lambda: 0.5, block_ms=1, **options))
+        return self._opened[-1]
+
+    def end_threads(self) -> None:
+        """End what consumers run that were left as they are, as by a test that fails."""
+        for consumer in self._opened:
+            consumer._renewer.close()
 
     def pending(self, group: str = GROUP) -> int:
         streams = (self.keys.stream(TOPIC), self.keys.retry(TOPIC, group))
@@ -97,6 +105,8 @@ class Stage:
 def stage(server: RealServer) -> Iterator[Stage]:
     keys = Keys(f"test-{uuid.uuid4().hex}")
     client, user = server.client(), connect(RedisSettings(url=server.url))
-    yield Stage(client, user, keys)
+    stage = Stage(client, user, keys)
+    yield stage
+    stage.end_threads()
     user.close()
     client.close()

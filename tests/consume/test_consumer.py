@@ -3,11 +3,11 @@
 import pytest
 import redis
 
-from pipeline.consume.consumer import PAGE, Consumer
+from pipeline.consume.consumer import Consumer
 from pipeline.consume.retries import Outcome
 from pipeline.core.errors import ConfigError, StoreUnavailable
 from pipeline.store.entries import Entry
-from pipeline.store.groups import NEW, GroupStore
+from pipeline.store.groups import NEW, PAGE, GroupStore
 from pipeline.store.keys import Keys
 from tests.consume.conftest import GROUP, TOPIC, Stage
 
