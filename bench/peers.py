@@ -183,12 +183,14 @@ class _Measurement:
                     working.reader.wait_for_lines(WARM_UP_JOBS, max(0, first_ms - self._clock.wall_ms()) / 1000)
                 except RuntimeError as error:
                     raise Late(f"It was not at work before the first job was due: {error}") from None
-                _wait(working.reader, len(due_ms), (first_ms - self._clock.wall_ms()) / 1000 + seconds + EXTRA_SEC)
+                sec_max = (first_ms - self._clock.wall_ms()) / 1000 + seconds + EXTRA_SEC
+                costs = measure(server, lambda: _wait(working.reader, len(due_ms), sec_max))
                 handled = working.finish()
         late = count_lateness(handled, due_ms, first=WARM_UP_JOBS)
         ms = expand(late["lateness_ms"])
         say(f"{subject.name}: {rate:,}/s, p50 {percentile(ms, 50):,.0f} ms late, p99 {percentile(ms, 99):,.0f}")
-        return {"rate": rate, "seconds": seconds, **late, **count_wrong(handled, len(due_ms))}
+        used = {name: costs[name] for name in COSTS}
+        return {"rate": rate, "seconds": seconds, **late, **count_wrong(handled, len(due_ms)), **used}
 
 
 def _handle(subject: Subject, server: Server, count: int) -> Handled:
@@ -241,15 +243,15 @@ def tables(result: Result) -> str:
         head += [f"{rate:,}/s: p50 ms", "p99"]
     names = [name for name in settings["jobs"] if name not in settings["failed"]]
     rows = [_row(name, settings, samples) for name in names]
-    others = max(sample["others_cores"] for sample in samples["backlog"])
     about = (
         f"Jobs of 33 bytes, medians of {settings['rounds']} rounds; *p50* and *p99* of {settings['lateness_rounds']} times "
         f"{settings['seconds']} s of each rate, milliseconds from due to handled; *of 50%*: of those that were handled until "
         f"{EXTRA_SEC:.0f} s after the last was due. *early*: handled before it was due. *twice*, and *lost*: not handled within "
         f"{DRAIN_SEC_MAX:.0f} s, of the drained ones. Bytes are of {settings['memory_jobs']:,} jobs. "
-        f"Everything is fsynced before it is answered. Other processes used at most {others:.2f} cores during a drain."
+        "Everything is fsynced before it is answered. *others*: cores that other processes used meanwhile, medians of draining "
+        "and of lateness: lines where these differ were not measured under the same conditions."
     )
-    table = format_table([*head, "early", "twice", "lost"], rows)
+    table = format_table([*head, "early", "twice", "lost", "others: drain", "late"], rows)
     absent = [f"{name} is not installed, and so not measured." for name in settings["absent"]]
     failed = [f"{name} failed, and is left out: {why}" for name, why in settings["failed"].items()]
     return "\n\n".join(
@@ -275,4 +277,5 @@ def _row(name: str, settings: dict[str, Any], samples: Mapping[str, Sequence[Sam
         cells += [f"{percentile(ms, 50):,.1f}", f"{percentile(ms, 99):,.1f}{share}"] if ms else ["-", "none came"]
         came += ms
     cells.append(f"{sum(ms < 0 for ms in came) / len(came):.0%}")
-    return [*cells, f"{sum(s['twice'] for s in (*backlog, *late)):,}", f"{sum(s['lost'] for s in backlog):,}"]
+    cells += [f"{sum(s['twice'] for s in (*backlog, *late)):,}", f"{sum(s['lost'] for s in backlog):,}"]
+    return cells + [f"{spread_of([s['others_cores'] for s in part]).median:.2f}" for part in (backlog, late)]

@@ -69,7 +69,14 @@ def result(absent: list[str], failed: dict[str, str]) -> dict[str, Any]:
 
     def late(subject: str, rate: int, twice: int, lost: int = 0, **ms: int) -> dict[str, Any]:
         counts = {name.removeprefix("ms").replace("_", "-"): count for name, count in ms.items()}
-        return {"subject": subject, "rate": rate, "twice": twice, "lost": lost, "lateness_ms": counts}
+        return {
+            "subject": subject,
+            "rate": rate,
+            "twice": twice,
+            "lost": lost,
+            "lateness_ms": counts,
+            "others_cores": 0.5,
+        }
 
     settings = {
         "jobs": {"ours": 1_000, "rq": 1_000, "arq": 1_000},
@@ -91,26 +98,10 @@ def result(absent: list[str], failed: dict[str, str]) -> dict[str, Any]:
 
 def test_a_table_has_medians_and_says_what_came_early_twice_or_not() -> None:
     table = peers.tables(result([], {"arq": "it broke"}))
-    assert cells(table, "ours") == (
-        ["1,000", "5,000", "123", "5,000", "2,000", "10,000", "1.0", "1.0", "2.0", "2.0", "0%", "0", "0"]
-    )
-    assert cells(table, "rq") == (
-        [
-            "1,000",
-            "10,000",
-            "123",
-            "500",
-            "500",
-            "500",
-            "-300.0",
-            "40.0",
-            "1,000.0",
-            "5,000.0 of 99%",
-            "25%",
-            "3",
-            "500",
-        ]
-    )
+    rates, busy = ["5,000", "123", "5,000", "2,000", "10,000"], ["0.25", "0.50"]
+    assert cells(table, "ours") == ["1,000", *rates, "1.0", "1.0", "2.0", "2.0", "0%", "0", "0", *busy]
+    late = ["-300.0", "40.0", "1,000.0", "5,000.0 of 99%"]
+    assert cells(table, "rq") == ["1,000", "10,000", "123", "500", "500", "500", *late, "25%", "3", "500", *busy]
     assert "| arq" not in table
     assert "arq failed, and is left out: it broke" in table
     assert "not installed" not in table
@@ -193,7 +184,7 @@ def test_what_can_not_be_had_is_said_and_the_rest_is_installed(
 def test_ours_is_measured_where_no_peer_is_installed(tmp_path: Path) -> None:
     table, kept = run_quickly(str(tmp_path))
     for name in OURS:
-        assert cells(table, name)[-3:] == ["0%", "0", "0"]
+        assert cells(table, name)[-5:-2] == ["0%", "0", "0"]
     assert kept["settings"]["absent"] == [*PEERS]
     assert "BullMQ is not installed, and so not measured." in table
 
@@ -206,4 +197,4 @@ def test_each_peer_that_is_installed_handles_all_jobs() -> None:
     table, kept = run_quickly(str(peer_programs.peers_folder()))
     assert kept["settings"]["failed"] == {}
     for name in find_peers():
-        assert cells(table, name)[-1] == "0", name
+        assert cells(table, name)[-3] == "0", name
