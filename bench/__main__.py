@@ -19,6 +19,7 @@ BENCHMARKS = (
     "kafka",
     "scale",
     "client",
+    "peers",
     "api",
     "pages",
     "guard",
@@ -46,7 +47,7 @@ def parse_arguments(arguments: list[str]) -> tuple[str, Options]:
         type=int,
         metavar="N",
         help="lines or messages (ingest: 1,000,000; backlog: 200,000; drain: 300,000, and a flood of 1,000,000; "
-        "kafka: 1,000,000 in, 200,000 out)",
+        "kafka: 1,000,000 in, 200,000 out; peers: 10,000, and times as many of the fast ones)",
     )
     parser.add_argument(
         "--rounds", type=int, metavar="N", help="rounds after the first (5; 3 of lateness), or files (latency: 60)"
@@ -56,7 +57,7 @@ def parse_arguments(arguments: list[str]) -> tuple[str, Options]:
         "--only",
         default="",
         metavar="A,B",
-        help="some subjects of ingest, or parts of drain, streams, kafka, scale, api or profile",
+        help="some subjects of ingest, or of the peers, or parts of drain, streams, kafka, scale, api or profile",
     )
     parser.add_argument(
         "--max",
@@ -69,12 +70,19 @@ def parse_arguments(arguments: list[str]) -> tuple[str, Options]:
     parser.add_argument(
         "--check", action="store_true", help="of guard: keep nothing, and fail if a part has become slower by a third"
     )
+    parser.add_argument(
+        "--install",
+        action="store_true",
+        help="of peers: first install what is not there, into BENCH_PEERS or .duetime/peers",
+    )
     given = parser.parse_args(arguments)
+    if given.install and given.what != "peers":
+        parser.error("--install is for peers")
     if given.check and given.what != "guard":
         parser.error("--check is for guard")
     only = tuple(name for name in given.only.split(",") if name)
     return given.what, Options(
-        given.quick, given.rows, given.rounds, given.master, only, given.backlog_max, given.check
+        given.quick, given.rows, given.rounds, given.master, only, given.backlog_max, given.check, given.install
     )
 
 

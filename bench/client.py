@@ -1,22 +1,17 @@
 """What a program gets: scheduling one by one, at once and in bulk, finding and cancelling; beside it, two peers on the same server.
 
-The peers are BullMQ and docket. They are measured if ``BENCH_PEERS`` names a folder that has them: ``npm install bullmq ioredis``
-there, and an environment ``venv`` with ``pydocket``.
+The peers are BullMQ and docket, if ``bench/run.sh peers --install`` has installed them.
 """
 
 import asyncio
-import json
-import os
 import shutil
-import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
-from bench.common import ROOT, WORK, Options, Result, Sample, describe_origin, format_table, new_result, say, spread_of
+from bench.common import WORK, Options, Result, Sample, describe_origin, format_table, new_result, say, spread_of
+from bench.peer_programs import find_peers, measure_verbs
 from bench.server import Server, empty_server
 from pipeline.client import AsyncDuetime, Duetime, Request
 
@@ -24,9 +19,8 @@ SINGLE, QUICK_SINGLE = 5_000, 200
 MANY, QUICK_MANY = 200_000, 5_000
 ROUNDS, QUICK_ROUNDS = 5, 1
 AT_ONCE = 32
-PEER_SEC_MAX = 600
 OURS = "ours"
-PEERS = {"BullMQ": ("node", "bullmq.mjs"), "docket": ("venv/bin/python", "docket.py")}
+PEERS = ("BullMQ", "docket")
 VERBS = {
     "one": "schedule, one at a time",
     "threads": f"schedule, {AT_ONCE} threads",
@@ -42,16 +36,17 @@ VERBS = {
 
 def run(options: Options) -> Result:
     """Measure the client, and the peers that are there."""
+    peers = {name: peer for name, peer in find_peers().items() if name in PEERS}
     settings: dict[str, Any] = {
         "single": options.choose(options.rows, SINGLE, QUICK_SINGLE),
         "many": options.choose(options.rows and options.rows * 40, MANY, QUICK_MANY),
         "rounds": options.choose(options.rounds, ROUNDS, QUICK_ROUNDS),
-        "peers": [*find_peers()],
+        "peers": [*peers],
     }
     result = new_result("client", options, settings)
     subjects: dict[str, Callable[[Server], Sample]] = {OURS: lambda server: measure_ours(server, settings)}
-    for name, command in find_peers().items():
-        subjects[name] = lambda server, command=command: measure_peer(server, command, settings["single"])  # type: ignore[misc]
+    for name, peer in peers.items():
+        subjects[name] = lambda server, peer=peer: measure_verbs(peer, server, settings["single"])  # type: ignore[misc]
     samples: list[Sample] = []
     try:
         with empty_server(WORK) as server:
@@ -66,30 +61,6 @@ def run(options: Options) -> Result:
     finally:
         shutil.rmtree(WORK, ignore_errors=True)
     return result
-
-
-def find_peers() -> dict[str, list[str]]:
-    """Return the commands of the peers that are installed."""
-    folder = Path(os.environ.get("BENCH_PEERS", "/nowhere"))
-    found = {}
-    for name, (program, script) in PEERS.items():
-        path = shutil.which(program) if "/" not in program else str(folder / program)
-        if path and Path(path).exists() and (program != "node" or (folder / "node_modules").exists()):
-            found[name] = [path, str(ROOT / "bench" / "peers" / script)]
-    return found
-
-
-def measure_peer(server: Server, command: Sequence[str], count: int) -> Sample:
-    """Let a peer do what it can; returns calls a second."""
-    folder = os.environ["BENCH_PEERS"]
-    script = Path(command[1])
-    if script.suffix == ".mjs":  # Node looks for modules beside the script
-        script = Path(shutil.copy(script, folder))
-    done = subprocess.run(
-        [command[0], script, server.socket, str(count)],
-        stdout=subprocess.PIPE, stderr=sys.stderr, cwd=folder, check=True, timeout=PEER_SEC_MAX,
-    )  # fmt: skip
-    return {verb: round(count / seconds, 1) for verb, seconds in json.loads(done.stdout).items()}
 
 
 def measure_ours(server: Server, settings: dict[str, int]) -> Sample:

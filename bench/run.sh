@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Install what is needed if need be, then measure: bench/run.sh [ingest|latency|backlog|drain|all|profile|report] [--quick]; --help says more.
+# Install what is needed if need be, then measure: bench/run.sh [ingest|peers|...|all|profile|report] [--quick]; --help says more.
 set -eu
 . "$(dirname "${BASH_SOURCE[0]}")/../spark-submit.sh"
 cd "$root"
