@@ -39,7 +39,7 @@ def update(root: Path, lock: str) -> None:
     """
     venv, log = root / ".venv", root / ".duetime" / "setup.log"
     python, installed = venv / "bin" / "python", venv / "installed"
-    log.parent.mkdir(exist_ok=True)
+    log.parent.mkdir(mode=0o700, exist_ok=True)  # messages will be in there
     with open(log.with_name("setup.lock"), "wb") as guard:
         try:
             fcntl.flock(guard, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -52,7 +52,8 @@ class PrivateServer:
         self.url = f"unix://{quote(str(self.socket))}"
         self.log = self.directory / "server.log"
         try:
-            self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            for folder in (self.directory.parent, self.directory):  # parents that mkdir makes are open to all
+                folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             self.users_fd = open_lock(self.directory / "users")
         except OSError as error:
             problem = f"The private server can't use {self.directory} ({error.strerror})"

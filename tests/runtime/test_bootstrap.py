@@ -56,6 +56,9 @@ def test_the_first_start_installs_and_becomes_python_and_the_next_only_becomes_p
     said = (root / "stderr").read_text().splitlines()
     assert len(said) == 2, "one sentence before, one after"
     assert "once" in said[0] and f"{root}/.duetime/setup.log" in said[0]
+    assert (root / ".duetime").stat().st_mode & 0o777 == 0o700, (
+        "messages are in there, and where others reach the server"
+    )
 
 
 @pytest.mark.slow

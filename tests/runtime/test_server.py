@@ -15,7 +15,7 @@ import pytest
 from pipeline.core.errors import ConfigError, StoreError
 from pipeline.runtime import server
 from pipeline.runtime.process import open_lock
-from pipeline.runtime.server import call_server, private_server
+from pipeline.runtime.server import PrivateServer, call_server, private_server
 
 Wait = Callable[..., None]
 Processes = Callable[[str], list]
@@ -119,6 +119,16 @@ def test_a_user_that_is_killed_counts_as_gone(start_user: User, url: str, wait_f
     second.kill()
     second.wait()
     wait_for(lambda: not processes("valkey-server"), "daemon and server are gone")
+
+
+def test_nobody_else_comes_near_it(tmp_path: Path) -> None:
+    """The folder of all state is made with it where nothing else has made it, as from the wheel."""
+    before = os.umask(0)
+    try:
+        made = PrivateServer(tmp_path / "new" / "state")
+    finally:
+        os.umask(before)
+    assert [folder.stat().st_mode & 0o777 for folder in (made.directory, made.directory.parent)] == [0o700] * 2
 
 
 def test_ctrl_c_in_the_terminal_of_a_user_does_not_reach_the_server(
