@@ -26,8 +26,8 @@ def find_cluster(settings: RedisSettings) -> RedisSettings:
     if kind_of(settings.url) or settings.url.startswith("unix:"):
         return settings
     try:
-        with translated_errors():
-            if connect(settings).info("cluster").get("cluster_enabled") != 1:
+        with translated_errors(), connect(settings) as client:
+            if client.info("cluster").get("cluster_enabled") != 1:
                 return settings
             cluster = connect(replace(settings, url=cluster_url(settings.url, [_address_of(settings.url)])))
             return replace(settings, url=cluster_url(settings.url, cluster.cluster_map.nodes()))
