@@ -20,6 +20,7 @@ from pipeline.store.heartbeats import (
 from pipeline.store.keys import Keys
 from pipeline.store.stats import LATE_MS, Stats, read_stats
 
+FIRST = 0  # the shard in which jobs tell of themselves
 COUNTERS = ("delivered", "rejected", "stored", "duplicates", "reclaimed", "late_acks", "misfiled")
 
 
@@ -44,7 +45,12 @@ class Status:
     def problems(self) -> list[str]:
         """Return what keeps messages from being delivered in time, one clause each; nothing if all is well."""
         stats, found = self.stats, []
-        if not self.running_loops() and (stats.scheduled > stats.held or stats.in_flight):
+        if stats.away:
+            names = ", ".join(map(str, stats.away))
+            found.append(
+                f"shard{'s' if len(stats.away) > 1 else ''} {names} can't be reached and what is there is not counted"
+            )
+        if FIRST not in stats.away and not self.running_loops() and (stats.scheduled > stats.held or stats.in_flight):
             last = max(self.loops, key=lambda each: each.seen_ms, default=None)
             if last is None:
                 found.append("no drain loop has been seen in the last hour")
@@ -92,6 +98,7 @@ class Status:
         """Return it for programs: counts of messages, times in epoch ms UTC."""
         return {
             "verdict": self.verdict(),
+            "shards_away": list(self.stats.away),
             **self.counts(),
             "next_due_ms": self.stats.next_due_ms,
             "overdue_ms": self.stats.overdue_ms,
@@ -110,6 +117,8 @@ def read_status(client: Any, shards: Sequence[Keys]) -> Status:
         StoreError: no answer, or an error.
     """
     stats = read_stats(client, shards)
+    if FIRST in stats.away:
+        return Status(stats, loops=(), ingests=(), running_ingests=0)
     return Status(
         stats=stats,
         loops=read_loops(client, shards[0]),

@@ -5,10 +5,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from pipeline.core.errors import StoreUnavailable
 from pipeline.store.connection import server_ms, translated_errors
 from pipeline.store.entries import entry_id_of
 from pipeline.store.heartbeats import read_ingests
 from pipeline.store.keys import Keys
+from pipeline.store.topology import client_of
 
 # What a forecast looks at in each shard.
 BUCKETS_MAX = 1_000  # the oldest that are not empty: a week, if every ten minutes have messages
@@ -28,7 +30,7 @@ class Stats:
     0 if none is; ``late`` how many of these were due more than ``LATE_MS`` ago: of a claim all, if its first was.
     ``dead`` are the dead letters that are there, ``counters`` the totals of the namespace. ``outbox`` are those that have left
     the schedule and wait to be written to Kafka, the oldest for ``outbox_ms``. ``buckets`` has the number of messages of each ten
-    minutes by their start, without those that are held.
+    minutes by their start, without those that are held. What the shards hold that are ``away`` is not counted.
     """
 
     now_ms: int
@@ -43,6 +45,7 @@ class Stats:
     outbox: int = 0
     outbox_ms: int = 0
     buckets: Mapping[int, int] = field(default_factory=dict)
+    away: Sequence[int] = ()  # shards that do not answer
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,29 +75,41 @@ def read_stats(client: Any, shards: Sequence[Keys], now_ms: int | None = None) -
 
         now_ms: tests pass a time; None means the server's clock.
     Raises:
-        StoreError: no answer, or an error.
+        StoreError: no shard answers, or an error.
     """
-    now_ms = server_ms(client) if now_ms is None else now_ms
     looks, outboxes, counters = [], [], Counter[str]()
     buckets = Counter[int]()
     held = in_flight = late = dead = 0
-    with translated_errors():
-        for keys in shards:
-            look = _look(client, keys)
-            looks.append(look)
-            buckets.update(look.buckets)
-            lengths = [length // 2 for length in ask_each(client, ("LLEN",), look.claims)]
-            in_flight += sum(lengths)
-            dues = zip(lengths, look.claimed_due_ms, strict=True)
-            late += sum(length for length, due_ms in dues if due_ms < now_ms - LATE_MS)
-            started = [keys.bucket(start) for start in look.buckets if start < now_ms - LATE_MS]
-            late += sum(ask_each(client, ("ZCOUNT",), started, ("-inf", f"({now_ms - LATE_MS}")))
-            topics = [topic.decode("utf-8", "replace") for topic in client.smembers(keys.topics())]
-            held += sum(ask_each(client, ("ZCARD",), [keys.held(topic) for topic in topics]))
-            dead += sum(ask_each(client, ("XLEN",), [keys.dead(topic) for topic in topics]))
-            outboxes.append(_look_into_outbox(client, keys))
-            counters.update({name.decode(): int(value) for name, value in client.hgetall(keys.counters()).items()})
+    away = []
+    for keys in shards:
+        try:
+            now_ms = server_ms(client_of(client, keys)) if now_ms is None else now_ms
+            with translated_errors():
+                look = _look(client, keys)
+                lengths = [length // 2 for length in ask_each(client, ("LLEN",), look.claims)]
+                dues = zip(lengths, look.claimed_due_ms, strict=True)
+                late_here = sum(length for length, due_ms in dues if due_ms < now_ms - LATE_MS)
+                started = [keys.bucket(start) for start in look.buckets if start < now_ms - LATE_MS]
+                late_here += sum(ask_each(client, ("ZCOUNT",), started, ("-inf", f"({now_ms - LATE_MS}")))
+                topics = [topic.decode("utf-8", "replace") for topic in client.smembers(keys.topics())]
+                held_here = sum(ask_each(client, ("ZCARD",), [keys.held(topic) for topic in topics]))
+                dead_here = sum(ask_each(client, ("XLEN",), [keys.dead(topic) for topic in topics]))
+                outbox = _look_into_outbox(client, keys)
+                counted = client.hgetall(keys.counters())
+        except StoreUnavailable:
+            away.append(keys.shard)
+            if len(away) == len(shards):
+                raise
+            continue
+        looks.append(look)
+        buckets.update(look.buckets)
+        outboxes.append(outbox)
+        counters.update({name.decode(): int(value) for name, value in counted.items()})
+        in_flight, late = in_flight + sum(lengths), late + late_here
+        held, dead = held + held_here, dead + dead_here
+    assert now_ms is not None  # one shard has answered
     return Stats(
+        away=away,
         now_ms=now_ms,
         scheduled=sum(buckets.values()) + held,
         held=held,

@@ -286,6 +286,11 @@ def test_a_master_that_dies_without_a_replica_delays_no_shard_of_the_others(chec
             if 0 not in gone:  # which has what is said once for all shards
                 loops.append(jobs.loop("--lease", "20"))
                 loops[1].wait_for_line("goes by the settings of topics that it has")
+            status = jobs.run("jobs/status.py", "--check")
+            assert status.end(60) == 1
+            if 0 not in gone:
+                away = ", ".join(map(str, sorted(gone)))
+                assert status.lines()[0].startswith(f"PROBLEM: shards {away} can't be reached and what is there is not")
             name = key_of_shard(next(shard for shard in range(SHARDS) if shard not in gone))
             duetime.schedule(name, delay=0, id=name)
             assert wait_until(lambda: bodies(*loops)[name] == 1, 20), loops[-1].screen()
