@@ -101,29 +101,28 @@ class ClusterMap:
         Raises:
             redis.ConnectionError: no node answers, or nobody has it.
         """
+        self.nodes()
+        for first, last, address in self._ranges:
+            if first <= slot <= last:
+                return address
+        raise redis.exceptions.ConnectionError(f"no master of the cluster has slot {slot}")
+
+    def nodes(self) -> list[Address]:
+        """Return all nodes that hold slots, at first one that has just answered; errors as above."""
         with self._lock:
             if self._clock.monotonic_ms() - self._asked_ms >= MAP_MS:
                 self._ask()
-            for first, last, address in self._ranges:
-                if first <= slot <= last:
-                    return address
-        raise redis.exceptions.ConnectionError(f"no master of the cluster has slot {slot}")
+            return [*self._nodes]
 
-    def any_node(self) -> Address:
-        """Return a node that answers; errors as above."""
-        self.master_of(0)
-        return self._nodes[0]
-
-    def nodes(self) -> list[Address]:
-        """Return all nodes that hold slots, masters first; errors as above."""
-        self.master_of(0)
-        return [*self._nodes]
+    def look_elsewhere(self) -> None:
+        """Ask another node the next time: one that is cut off from the others says for ever what was true before."""
+        with self._lock:
+            self._nodes = self._nodes[1:] + self._nodes[:1]
 
     def clients(self) -> list[tuple[str, redis.Redis]]:
         """Return a client of each of them by its address, which the caller closes; errors as above."""
-        self.master_of(0)
         made = []
-        for host, port in self._nodes:
+        for host, port in self.nodes():
             pool = ConnectionPool(**{**self._options, "host": host, "port": port, "connection_class": self._class})
             made.append((f"{host}:{port}", redis.Redis(connection_pool=pool)))
         return made
@@ -287,15 +286,22 @@ class _FindsItsMaster:
 
     def _connect(self) -> Any:
         known = self._cluster_map
-        self.host, self.port = known.any_node() if self._slot is None else known.master_of(self._slot)
-        return super()._connect()  # type: ignore[misc]
+        self.host, self.port = known.nodes()[0] if self._slot is None else known.master_of(self._slot)
+        try:
+            return super()._connect()  # type: ignore[misc]
+        except (redis.exceptions.RedisError, OSError):
+            known.look_elsewhere()
+            raise
 
     def read_response(self, *arguments: Any, **options: Any) -> Any:
         try:
             return super().read_response(*arguments, **options)  # type: ignore[misc]
-        except _MOVED as exc:
+        except (*_MOVED, redis.exceptions.ClusterDownError) as exc:
             self.disconnect()  # type: ignore[attr-defined]
-            raise redis.exceptions.ConnectionError(f"the slot is on its way to another node: {exc}") from exc
+            self._cluster_map.look_elsewhere()
+            raise redis.exceptions.ConnectionError(
+                f"this node is not, or not yet, the master of the slot: {exc}"
+            ) from exc
 
 
 class _ShardConnection(_FindsItsMaster, Connection):
