@@ -151,10 +151,8 @@ class ClusterMap:
         raise redis.exceptions.ConnectionError(f"no node of the cluster answers ({'; '.join(errors)})")
 
     def _slots(self, address: Address) -> list[tuple[int, int, list[Address]]]:
-        connect_sec = self._options.get("socket_connect_timeout")
-        connection = self._class(
-            **{**self._options, "host": address[0], "port": address[1], "socket_timeout": connect_sec}
-        )
+        patience = {"socket_timeout": self._options.get("socket_connect_timeout")}
+        connection = self._class(**{**self._options, **patience, "host": address[0], "port": address[1]})
         try:
             connection.connect()
             connection.send_command("CLUSTER", "SLOTS")
@@ -162,7 +160,7 @@ class ClusterMap:
         finally:
             connection.disconnect()
         return [
-            (int(first), int(last), [(_text(node[0]) or address[0], int(node[1])) for node in nodes])
+            (int(first), int(last), [((node[0] or b"").decode() or address[0], int(node[1])) for node in nodes])
             for first, last, *nodes in rows
         ]
 
@@ -310,7 +308,3 @@ class _ShardConnection(_FindsItsMaster, Connection):
 
 class _ShardSSLConnection(_FindsItsMaster, SSLConnection):
     pass
-
-
-def _text(value: Any) -> str:
-    return value.decode() if isinstance(value, bytes) else str(value or "")
