@@ -43,6 +43,7 @@ PAGES = {
     "README.md#limits": "reference/limits.md",
     "CHANGELOG.md": "reference/changes.md",
     "CONTRIBUTING.md": "explanation/contributing.md",
+    "SECURITY.md": "explanation/security.md",
     "bench/README.md": "explanation/benchmarks.md",
     "examples/README.md": "how-to/examples.md",
     "conf/pipeline.toml": "reference/settings.md",

@@ -1,12 +1,15 @@
 """The command without arguments, as the README shows it."""
 
 import gzip
+import ipaddress
 import json
 import os
 import re
 import shutil
 import signal
+import subprocess
 import time
+from contextlib import suppress
 from pathlib import Path
 
 from tests.e2e.commands import Checkout, Command, processes_of
@@ -25,6 +28,10 @@ def test_the_first_command_from_start_to_second_start(checkout: Checkout) -> Non
     checkout.drop("later.jsonl", {"message": "after the restart", "delay_sec": 45})
     for text, times in TIMES.items():
         first.wait_for(lambda c, t=text, n=times: shown(c, t) >= n, f"{times} x {text}", 60)
+    assert {
+        address for address in listening_of(checkout.root) if not ipaddress.ip_address(address).is_loopback
+    } == set()
+    assert can_nobody_else_list(checkout.root) == {".duetime": False, "jobs": True}
     first.wait_for(lambda _: len(list((checkout.root / "rejects").glob("*.jsonl"))) >= 3, "rejects")
     assert [(r["file"], r["line"], r["reason"]) for r in checkout.rejects()] == [
         ("broken.json.gz", None, "corrupt_gzip"),
@@ -52,6 +59,31 @@ def test_the_first_command_from_start_to_second_start(checkout: Checkout) -> Non
     assert shown(second, "Hello! This one waited a second.") == 0, "the sample is for an empty namespace"
     assert problems(second) == []
     assert processes_of(checkout.root) == []
+
+
+def listening_of(folder: Path) -> list[str]:
+    """The addresses on which processes listen that run in or name a folder: some of Java do."""
+    import psutil
+
+    found = []
+    for process in processes_of(folder):
+        with suppress(psutil.NoSuchProcess):
+            connections = psutil.Process(int(process.partition(":")[0])).net_connections("inet")
+            found += [
+                each.laddr.ip.removeprefix("::ffff:") for each in connections if each.status == psutil.CONN_LISTEN
+            ]
+    assert found, "the dashboard listens, and Spark does"
+    return found
+
+
+def can_nobody_else_list(root: Path) -> dict[str, bool]:
+    """Say which folders of a checkout another user of the machine can look into; only root can try."""
+    root.chmod(0o755)
+    names = (".duetime", "jobs")
+    if os.geteuid() != 0:
+        return {name: bool((root / name).stat().st_mode & 0o005) for name in names}
+    listed = {name: subprocess.run(["ls", root / name], user=65534, capture_output=True, check=False) for name in names}
+    return {name: ended.returncode == 0 for name, ended in listed.items()}
 
 
 def problems(command: Command) -> list[str]:
