@@ -97,7 +97,7 @@ class Clients:
         timestamp_ms: int | None = None,
         partition: int | None = None,
     ) -> list[Record]:
-        """Append records that differ in their values alone, each of them once; returns them when they are acknowledged."""
+        """Append records that differ in their values alone, in order and each once; returns them when they are acknowledged."""
         sent: list[Any] = list(headers or ())
         done: list[Record] = []
         failed: list[KafkaError] = []
@@ -109,8 +109,10 @@ class Clients:
                 failed.append(error)
 
         where = ANY if partition is None else partition
-        for value in values:
+        for number, value in enumerate(values):
             self._producer.produce(topic, value, key, where, note, timestamp=timestamp_ms or NOW, headers=sent)
+            if not number:  # what is sent while the producer learns where the topic is may overtake what it had before
+                self._producer.flush(ANSWER_SEC)
         left = self._producer.flush(ANSWER_SEC)
         assert not failed and not left, f"{left + len(failed)} records were not acknowledged: {failed[:3]}"
         return done
