@@ -143,7 +143,8 @@ def test_when_the_folder_goes_away_or_inotify_breaks_it_polls(tmp_path: Path, mo
     assert look(watcher, 1) is True
     check_that_it_polls(watcher, monkeypatch)
     broken = Watcher(tmp_path)
-    os.close(broken._inotify.fileno())
+    with open(os.devnull, "rb") as null:
+        os.dup2(null.fileno(), broken._inotify.fileno())
     look(broken, 0.01)
     monkeypatch.undo()
     assert broken._inotify is None

@@ -45,34 +45,49 @@ def delivery(text: str, headers: dict[str, str] | None = None, topic: str = "mai
     return Message(DUE_MS, text, topic, "order-1", headers or {}, message_id="P" * 22, attempt=2)
 
 
+class Pipe:
+    """The ends of a pipe. Each is closed once: its number may be another thread's by the time it is closed again."""
+
+    def __init__(self) -> None:
+        self.ends = os.pipe()
+        self._open = set(self.ends)
+
+    def __getitem__(self, end: int) -> int:
+        return self.ends[end]
+
+    def close(self, end: int) -> None:
+        self._open.remove(self.ends[end])
+        os.close(self.ends[end])
+
+    def close_all(self) -> None:
+        while self._open:
+            os.close(self._open.pop())
+
+
 @pytest.fixture
-def pipe() -> Iterator[tuple[int, int]]:
-    reader, writer = os.pipe()
-    yield reader, writer
-    for descriptor in (reader, writer):
-        try:
-            os.close(descriptor)
-        except OSError:
-            pass
+def pipe() -> Iterator[Pipe]:
+    both = Pipe()
+    yield both
+    both.close_all()
 
 
-def written(pipe: tuple[int, int], format: str, *messages: Message) -> bytes:
+def written(pipe: Pipe, format: str, *messages: Message) -> bytes:
     assert ScreenSink(format, StoppedClock(), pipe[1]).deliver(messages, always, always) == len(messages)
     return os.read(pipe[0], 65_536)
 
 
-def test_a_message_is_one_line_of_text_with_its_due_time_in_utc(pipe: tuple[int, int]) -> None:
+def test_a_message_is_one_line_of_text_with_its_due_time_in_utc(pipe: Pipe) -> None:
     assert written(pipe, "text", delivery("hello", topic="default"), delivery("grüße 🚀", topic="default")) == (
         "2026-11-20 12:00:01Z: hello\n2026-11-20 12:00:01Z: grüße 🚀\n".encode()
     )
 
 
-def test_a_line_of_text_names_a_topic_that_is_not_the_default(pipe: tuple[int, int]) -> None:
+def test_a_line_of_text_names_a_topic_that_is_not_the_default(pipe: Pipe) -> None:
     assert written(pipe, "text", delivery("tea", topic="reminders")) == b"2026-11-20 12:00:01Z reminders: tea\n"
     assert written(pipe, "text", delivery("tea", topic="a\nb")) == rb"2026-11-20 12:00:01Z a\nb: tea" + b"\n"
 
 
-def test_json_has_what_programs_need(pipe: tuple[int, int]) -> None:
+def test_json_has_what_programs_need(pipe: Pipe) -> None:
     assert json.loads(written(pipe, "json", delivery("a\nb"))) == {
         "id": "order-1",
         "topic": "mail",
@@ -100,17 +115,17 @@ def test_json_is_the_record_of_a_message_and_when_it_was_delivered(
     assert line == json.dumps(message.to_record() | delivered).encode() + b"\n"
 
 
-def test_json_has_headers_only_if_there_are_any(pipe: tuple[int, int]) -> None:
+def test_json_has_headers_only_if_there_are_any(pipe: Pipe) -> None:
     assert json.loads(written(pipe, "json", delivery("m", {"k": "v"})))["headers"] == {"k": "v"}
 
 
-def test_a_closed_reader_ends_the_sink(pipe: tuple[int, int]) -> None:
-    os.close(pipe[0])
+def test_a_closed_reader_ends_the_sink(pipe: Pipe) -> None:
+    pipe.close(0)
     with pytest.raises(SinkClosed, match="given back"):
         ScreenSink("text", StoppedClock(), pipe[1]).deliver([delivery("m")], always, always)
 
 
-def test_a_reader_that_stopped_reading_does_not_hold_up_the_end_and_no_line_stays_torn(pipe: tuple[int, int]) -> None:
+def test_a_reader_that_stopped_reading_does_not_hold_up_the_end_and_no_line_stays_torn(pipe: Pipe) -> None:
     sink = ScreenSink("json", StoppedClock(), pipe[1])
     texts = [f"{n} " + "x" * 10_000 for n in range(50)]
     first = sink.deliver([delivery(text) for text in texts], always, never)
@@ -119,14 +134,14 @@ def test_a_reader_that_stopped_reading_does_not_hold_up_the_end_and_no_line_stay
     reading = threading.Thread(target=lambda: received.extend(iter_all(pipe[0])))
     reading.start()
     assert sink.deliver([delivery(text) for text in texts[first:]], always, always) == 50 - first
-    os.close(pipe[1])
+    pipe.close(1)
     reading.join()
     seen = [json.loads(line)["message"] for line in received.splitlines()]
     assert [text for n, text in enumerate(seen) if text not in seen[:n]] == texts
     assert len(seen) <= 51  # the line that was torn is whole now, and its message came again
 
 
-def test_nothing_is_begun_out_of_time(pipe: tuple[int, int]) -> None:
+def test_nothing_is_begun_out_of_time(pipe: Pipe) -> None:
     assert ScreenSink("text", StoppedClock(), pipe[1]).deliver([delivery("m")], never, always) == 0
 
 
@@ -138,14 +153,14 @@ def test_an_output_that_can_not_be_written_says_why() -> None:
     assert caught.value.started >= 1
 
 
-def test_an_output_that_does_not_block_is_waited_for(pipe: tuple[int, int]) -> None:
+def test_an_output_that_does_not_block_is_waited_for(pipe: Pipe) -> None:
     os.set_blocking(pipe[1], False)
     received = bytearray()
     reading = threading.Thread(target=lambda: received.extend(iter_all(pipe[0])))
     sink = ScreenSink("text", StoppedClock(), pipe[1])
     reading.start()
     assert sink.deliver([delivery("x" * 1_000) for _ in range(500)], always, always) == 500
-    os.close(pipe[1])
+    pipe.close(1)
     reading.join()
     assert received.count(b"\n") == 500
 
@@ -155,7 +170,7 @@ def test_a_due_time_that_no_calendar_has_can_be_shown(due_ms: int) -> None:
     assert len(utc_text(due_ms)) == 20
 
 
-def test_nothing_to_deliver_is_fine(pipe: tuple[int, int]) -> None:
+def test_nothing_to_deliver_is_fine(pipe: Pipe) -> None:
     assert ScreenSink("text", StoppedClock(), pipe[1]).deliver([], always, always) == 0
 
 
