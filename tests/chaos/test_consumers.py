@@ -46,9 +46,10 @@ class Readers:
         for stream in (KEYS.stream(TOPIC), KEYS.retry(TOPIC, GROUP)):
             self.client.xgroup_create(stream, GROUP, "0", mkstream=True)
 
-    def send(self, count: int = MESSAGES) -> None:
+    def send(self, count: int = MESSAGES, padding: str = "") -> None:
         for number in range(count):
-            fields = {"id": f"id-{number}", "message": f"{number}", "topic": TOPIC, "due_ms": 1_000, "attempt": 1}
+            text = f"{number}{padding}"
+            fields = {"id": f"id-{number}", "message": text, "topic": TOPIC, "due_ms": 1_000, "attempt": 1}
             self.client.xadd(KEYS.stream(TOPIC), fields)
 
     def start(self, *options: str, hit: bool = False) -> Command:
@@ -176,7 +177,7 @@ def test_of_an_ordered_group_the_next_one_goes_on_in_order_where_a_killed_one_st
 
 
 def test_a_closed_pipe_ends_it_and_gives_back_what_was_not_begun(checkout: Checkout, readers: Readers) -> None:
-    readers.send()
+    readers.send(padding="x" * 1_000)  # so that the pipe, of 64 KiB, has no room for a page
     words = f"jobs/consume.py --topic {TOPIC} --group {GROUP} --redis {readers.url}"
     ended = subprocess.run(
         ["bash", "-o", "pipefail", "-c", f"./spark-submit.sh {words} | head -1"],
