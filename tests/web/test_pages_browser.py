@@ -452,8 +452,9 @@ def test_a_foreign_page_can_do_nothing_by_the_pages(
 
 @contextmanager
 def linking_page(target: str) -> Iterator[str]:
-    """Serve a page of another site that has a link."""
-    done = "<script>fetch('/done', {method: 'POST', body: '{}'})</script>"
+    """Serve a page of another site that has a link. It reports once: nobody waits for it when the browser goes back."""
+    report = "sessionStorage.told = fetch('/done', {method: 'POST', body: '{}'})"
+    done = f"<script>sessionStorage.told || ({report})</script>"
     with foreign_page(f"<!doctype html><title>elsewhere</title><a href='{target}'>there</a>{done}") as (url, _):
         yield url
 
