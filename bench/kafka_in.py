@@ -29,7 +29,8 @@ from pipeline.ingest.kafka_source import KafkaSource, read_kafka
 from pipeline.ingest.kafka_writer import RangeWriter
 from pipeline.ingest.query import start_query
 from pipeline.ingest.readers import read_landing
-from pipeline.ingest.writer import BatchWriter, WriterSettings
+from pipeline.ingest.stores import WriterSettings
+from pipeline.ingest.writer import BatchWriter
 
 ROWS, QUICK_ROWS = 1_000_000, 2_000
 ROUNDS, QUICK_ROUNDS = 5, 1

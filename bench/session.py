@@ -13,7 +13,8 @@ from pipeline.config import IngestSettings, RedisSettings
 from pipeline.core.clock import SystemClock
 from pipeline.ingest.query import open_session
 from pipeline.ingest.readers import read_landing_once
-from pipeline.ingest.writer import BatchWriter, WriterSettings, count_lines
+from pipeline.ingest.stores import WriterSettings
+from pipeline.ingest.writer import BatchWriter, count_lines
 from pipeline.runtime.submit import spark_environ
 
 SOURCE_ID = "bench"

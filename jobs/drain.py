@@ -24,11 +24,12 @@ from pipeline.drain.housekeeping import Reclaimer, Trimmer
 from pipeline.drain.loop import DrainLoop
 from pipeline.drain.rate_limit import RateLimit
 from pipeline.drain.side_by_side import SharedSink, SideBySide
-from pipeline.drain.stats import Heartbeat, Totals
+from pipeline.drain.stats import FailoverLog, Heartbeat, Totals
 from pipeline.sinks import DELIVERING
 from pipeline.store.connection import connect
 from pipeline.store.heartbeats import write_loop
 from pipeline.store.namespace import adopt_topic_settings, current_topic_settings
+from pipeline.store.replication import FailoverWatch
 from pipeline.store.shards import open_shards
 from pipeline.store.stats import Forecast, read_forecast
 from pipeline.store.topics import Topics
@@ -175,8 +176,9 @@ def main(arguments: list[str], stop: Stop) -> int:
         of_topic = partial(current_topic_settings, side_client, settings)
         trimmer = Trimmer(Topics(side_client, shards), shards, of_topic, clock)
         # A reclaimer has a thread for itself, as the others would wait for a shard that is away.
-        backgrounds = [Background([heartbeat, trimmer]), *(Background([each]) for each in reclaimers)]
-        for background in backgrounds:
+        reclaiming = [Background([each]) for each in reclaimers]
+        failovers = FailoverLog(FailoverWatch.of(side_client, shards, clock), heartbeat.tell)
+        for background in (Background([heartbeat, trimmer]), Background([failovers]), *reclaiming):
             background.start()
             stack.callback(background.stop)
 
@@ -208,7 +210,7 @@ def main(arguments: list[str], stop: Stop) -> int:
                 prefetch_from=0 if settings.drain.max_rate else claims.claim_limit,
             )
             for store, keys, reclaimer, background in zip(
-                open_shards(client, redis_settings, claims), shards, reclaimers, backgrounds[1:], strict=True
+                open_shards(client, redis_settings, claims), shards, reclaimers, reclaiming, strict=True
             )
         ]
         gc.freeze()

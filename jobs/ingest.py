@@ -36,11 +36,14 @@ from pipeline.ingest.loop import MarkerSweeper, run_once, run_to_the_end, run_un
 from pipeline.ingest.progress import BatchReporter
 from pipeline.ingest.query import bind_checkpoint, java_watched, open_session, start_query, warm_up
 from pipeline.ingest.readers import read_direct, read_landing
+from pipeline.ingest.repair import DirectoryAgain, Repair, Repeatable
 from pipeline.ingest.sources import DirectSource, FilesSource, SocketSource, Source
-from pipeline.ingest.writer import BatchWriter, PartitionWriter, WriterSettings
+from pipeline.ingest.stores import WriterSettings
+from pipeline.ingest.writer import BatchWriter, PartitionWriter
 from pipeline.runtime.class_archive import archive_made_beside
 from pipeline.store.checks import what_stored_means
 from pipeline.store.heartbeats import IngestHeartbeat, write_ingest
+from pipeline.store.replication import FailoverWatch, may_fail_over
 from pipeline.store.shards import ShardedMarkers, open_shards
 
 log = logging.getLogger(__name__)
@@ -118,6 +121,15 @@ def open_rows(
     return read(spark, source.location, settings.ingest.max_bytes_per_trigger), PartitionWriter(writer_settings)
 
 
+def what_is_read_again(spark: SparkSession, settings: Settings, writer: BatchWriter, checkpoint: str) -> Repeatable:
+    """Return what can be read again of an input that is not landed."""
+    if settings.ingest.source == "kafka":
+        from pipeline.ingest.kafka_writer import RecordsAgain
+
+        return RecordsAgain(spark, settings.kafka, writer.write)
+    return DirectoryAgain(checkpoint)
+
+
 def check_folders(settings: Settings) -> None:
     """Find out now, not at the first reject, that a folder can't be written."""
     folder = Path(settings.ingest.rejects)
@@ -129,6 +141,20 @@ def check_folders(settings: Settings) -> None:
         ) from exc
 
 
+def archive_sec_of(settings: Settings) -> float:
+    """Return how long stored files are kept, 0 if not at all, as no other server can take its place.
+
+    Raises:
+        ConfigError: they would be kept longer than it is known what is stored of them.
+    """
+    ingest = settings.ingest
+    if ingest.archive_sec >= ingest.marker_keep_sec:
+        raise ConfigError(
+            f"ingest.archive_sec ({ingest.archive_sec}) must be less than ingest.marker_keep_sec ({ingest.marker_keep_sec})."
+        )
+    return ingest.archive_sec if may_fail_over(settings.redis.url) else 0
+
+
 def landing_upkeep(
     settings: Settings, source: Source, checkpoint: str, store: ShardedMarkers
 ) -> tuple[LandingFiles | None, MarkerSweeper | None, CheckpointRoller | None]:
@@ -137,7 +163,8 @@ def landing_upkeep(
         return None, None, None
     location, clock = Path(source.location), SystemClock()
     local = None if "://" in checkpoint else Path(checkpoint)
-    landing = LandingFiles(location, local, partial(store.markers, source.source_id), clock)
+    archive_ms = archive_sec_of(settings) * 1000
+    landing = LandingFiles(location, local, partial(store.markers, source.source_id), clock, archive_ms)
     sweeper = MarkerSweeper(store, source.source_id, location, settings.ingest.marker_keep_sec * 1000, clock)
     roller = (
         CheckpointRoller(local, landing.delete_marked, settings.ingest.checkpoint_files_max, clock) if local else None
@@ -180,7 +207,7 @@ def main(arguments: list[str], stop: Stop) -> int:
         background.start()
         stack.callback(background.stop)
         if not stop():
-            _run(given.once, settings, connection, spark, source, checkpoint, stop)
+            _run(given.once, settings, connection, spark, source, checkpoint, heartbeat, stop)
     return EXIT_SUCCESS
 
 
@@ -211,6 +238,7 @@ def _run(
     spark: SparkSession,
     source: Source,
     checkpoint: str,
+    heartbeat: IngestHeartbeat,
     stop: Stop,
 ) -> None:
     clock, store = SystemClock(), ShardedMarkers(open_shards(connection.client, connection.settings))
@@ -227,9 +255,18 @@ def _run(
         settings.ingest.transaction_messages,
         settings.ingest.wait_for_disk,
         settings.drain.id_retention_sec,
+        settings.ingest.wait_for_replicas,
+        tells_history=may_fail_over(settings.redis.url),
     )
     rows, write = open_rows(spark, settings, source, writer_settings, store)
     writer = BatchWriter(writer_settings, clock, reporter.report, write)
+    repair = None
+    if may_fail_over(settings.redis.url):
+        watch = FailoverWatch.of(connection.client, connection.shards, clock)
+        what = landing or what_is_read_again(spark, settings, writer, checkpoint)
+        repair = Repair(watch, what, landing.histories if landing else None, heartbeat.tell, clock)
+        repair.start()
+        writer.is_there = repair.is_there
     with _stopped_with_java(stop):
         if once:
             run_once(source, stop, stop.interrupting)
@@ -242,6 +279,10 @@ def _run(
     if stop():
         return
     with ExitStack() as stack:
+        if repair:
+            background = Background([repair])
+            background.start()
+            stack.callback(background.stop)
         look = None
         if once and sweeper is not None:
             markers_of = partial(store.markers, source.source_id)

@@ -97,6 +97,12 @@ def as_text(status: Status) -> str:
         when = f"in {span_text(wait_ms)}" if wait_ms > 0 else "now"
         lines.append(f"{'next due':<12}{when:>12}  ({utc_text(stats.next_due_ms)})")
     lines.append(f"{'oldest late':<12}{span_text(stats.overdue_ms) if stats.overdue_ms else '-':>12}")
+    if failover := status.last_failover():
+        lines.append(
+            f"a failover, noticed {age_text(stats.now_ms - failover.found_ms)} ago, undid at least the last "
+            f"{count_text(failover.undone_bytes or 0, 'byte')}: "
+            f"deliveries since {utc_text(failover.since_ms)} may have come twice"
+        )
     lines += [drain_text(status)] if status.loops else []
     return "\n".join([*lines, *(ingest_text(progress, stats.now_ms) for progress in status.ingests)])
 
@@ -112,6 +118,7 @@ def ingest_text(progress: IngestProgress, now_ms: int) -> str:
         f"{count_text(progress.lines, 'line')}: {progress.stored:,} stored, {progress.duplicates:,} duplicates, "
         f"{progress.rejected:,} rejected, {progress.blank:,} blank"
         + nonzero_text(cancelled=progress.cancelled, replaced=progress.replaced, late=progress.late)
+        + (f", {progress.stored_again:,} stored again after a failover" if progress.stored_again else "")
     )
     last = (
         f"last batch {age_text(now_ms - progress.last_batch_ms)} ago: {count_text(progress.last_lines, 'line')}, "

@@ -73,6 +73,8 @@ class IngestSettings:
     segment_bytes: Positive = 8 * 1024 * 1024
     transaction_messages: Positive = 5_000
     wait_for_disk: bool = False
+    wait_for_replicas: ZeroIsOff = 0
+    archive_sec: ZeroIsOff = 600
     quiet_period_ms: Positive = 1_000
     socket_roll_ms: Positive = 100
     marker_keep_sec: Positive = 3_600

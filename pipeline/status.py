@@ -14,10 +14,12 @@ from pipeline.store.heartbeats import (
     add_up_loops,
     add_up_topics,
     count_running_ingests,
+    read_failovers,
     read_ingests,
     read_loops,
 )
 from pipeline.store.keys import Keys
+from pipeline.store.replication import Failover
 from pipeline.store.stats import LATE_MS, Stats, read_stats
 
 FIRST = 0  # the shard in which jobs tell of themselves
@@ -32,10 +34,16 @@ class Status:
     loops: Sequence[LoopProgress]
     ingests: Sequence[IngestProgress]
     running_ingests: int
+    failovers: Sequence[Failover] = ()
 
     def running_loops(self) -> list[LoopProgress]:
         """Return the loops that have not ended and whose heartbeat is fresh."""
         return [each for each in self.loops if not each.has_ended and self.stats.now_ms - each.seen_ms < FRESH_MS]
+
+    def last_failover(self) -> Failover | None:
+        """Return the last failover that undid something, of those that jobs have told of; see ``replication.Failover``."""
+        told = [*self.failovers, *(each.failover for each in self.loops if each.failover)]
+        return max(told, key=lambda each: each.found_ms, default=None)
 
     def is_empty(self) -> bool:
         """Return whether the namespace holds no message, as one that no job has used."""
@@ -104,6 +112,7 @@ class Status:
             "overdue_ms": self.stats.overdue_ms,
             "outbox_ms": self.stats.outbox_ms,
             "now_ms": self.stats.now_ms,
+            "failover": asdict(failover) if (failover := self.last_failover()) else None,
             "running_ingest_jobs": self.running_ingests,
             "ingest": [asdict(progress) for progress in self.ingests],
             "drain": _drain_record(self),
@@ -124,6 +133,7 @@ def read_status(client: Any, shards: Sequence[Keys]) -> Status:
         loops=read_loops(client, shards[0]),
         ingests=read_ingests(client, shards[0]),
         running_ingests=count_running_ingests(client, shards[0], stats.now_ms),
+        failovers=read_failovers(client, shards[0]),
     )
 
 

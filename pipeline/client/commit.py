@@ -133,7 +133,7 @@ class Committer:
             transaction, identified = transaction_of(requests, names, move)
             done = self._retrying(partial(store.schedule, SOURCE_ID, transaction))
             if self._wait_for_disk:
-                self._retrying(store.wait_for_disk)
+                self._retrying(partial(store.wait_for_copies, True))
             if done is None or self._wait_for_disk:  # a server that started anew may have lost it before it was on disk
                 [marker] = self._retrying(partial(store.markers, SOURCE_ID, [part_id]))
                 if marker != str(count + 1):

@@ -13,8 +13,10 @@ from pipeline.core.clock import Clock
 from pipeline.core.errors import PipelineError
 from pipeline.core.ids import ARRIVAL_LENGTH, arrival_ms
 from pipeline.core.messages import Message
+from pipeline.core.text import count_text, utc_text
 from pipeline.store.base import Moved
 from pipeline.store.heartbeats import IDLE_BEAT_MS, LOOP_COUNTERS, LoopProgress, LoopStats, TopicStats, add_up_topics
+from pipeline.store.replication import LOOK_MS, Failover, FailoverWatch
 
 OTHER_TOPICS = "(other)"  # no topic of ours can have this name
 TOPIC_LENGTH_MAX = 64  # no topic of ours is longer; other producers may store what they like
@@ -138,7 +140,13 @@ class Heartbeat:
         self._clock = clock
         self._loop_id = loop_id
         self._started_ms = clock.wall_ms()
+        self._failover: Failover | None = None
         self._published: tuple[int, ...] = ()
+        self._published_ms = -inf
+
+    def tell(self, failover: Failover) -> None:
+        """Publish, with the next heartbeat, that a failover undid something."""
+        self._failover = failover
         self._published_ms = -inf
 
     def step(self) -> float:
@@ -155,6 +163,7 @@ class Heartbeat:
             loop_id=self._loop_id,
             started_ms=self._started_ms,
             has_ended=has_ended,
+            failover=self._failover,
             stats=self._totals.snapshot(),
         )
         try:
@@ -164,3 +173,25 @@ class Heartbeat:
         else:
             self._published = version
             self._published_ms = self._clock.monotonic_ms()
+
+
+class FailoverLog:
+    """Says when a failover undid deliveries, so that they may come twice.
+
+    Args:
+        tell: is given each.
+    """
+
+    def __init__(self, watch: FailoverWatch, tell: Callable[[Failover], object]) -> None:
+        self._watch = watch
+        self._tell = tell
+
+    def step(self) -> float:
+        """Look; see ``background.Task``."""
+        if (found := self._watch.look()) and found.undone_bytes:
+            log.warning(
+                "a failover undid at least the last %s that Redis had taken: deliveries since %s may come twice",
+                *(count_text(found.undone_bytes, "byte"), utc_text(found.since_ms)),
+            )
+            self._tell(found)
+        return LOOK_MS

@@ -6,34 +6,31 @@ come in order of offset; the messages of one are stored in order of due time, by
 """
 
 import base64
+import json
 import logging
 import os
 import sys
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
 
+from pipeline.config import KafkaSettings
 from pipeline.core.records import ARRIVAL_MS_MAX, Record, Records, headers_of
-from pipeline.core.text import visible
+from pipeline.core.text import count_text, visible
 from pipeline.ingest.kafka_parsing import parse_records
 from pipeline.ingest.kafka_reader import Range, RangeReader, ReadSettings, RecordReader
+from pipeline.ingest.kafka_source import SCHEMA, partition_of
 from pipeline.ingest.kafka_windows import WINDOW_TRANSACTIONS, PartitionMarker, WindowQueue
 from pipeline.ingest.parsing import PART_BYTES, FileText, ParsedPart, RejectedLine
 from pipeline.ingest.rejects import RejectsWriter
+from pipeline.ingest.stores import WriterSettings, open_changing_stores, open_stores, retrying, wait_until_kept
 from pipeline.ingest.transactions import split_by_shard
-from pipeline.ingest.writer import (
-    TRANSACTION_BYTES,
-    PartitionWriter,
-    ShardWriter,
-    Summary,
-    WriterSettings,
-    open_changing_stores,
-    open_stores,
-    retrying,
-)
+from pipeline.ingest.writer import TRANSACTION_BYTES, PartitionWriter, ShardWriter, Summary
 from pipeline.kafka.cluster import Cluster, Partition, TopicGone
 from pipeline.store.base import NO_MARKER, ChangingStore, MarkerMove, MessageRows, SchedulingStore, Transaction
 
@@ -116,8 +113,7 @@ class RangeStorer:
 
     def _look_again(self) -> None:
         for store in self._stores:
-            if self._settings.wait_for_disk:
-                retrying(store.wait_for_disk)
+            self._summary.histories += wait_until_kept(store, self._settings)
             # A server that came back without its last writes, as weak settings allow, has lost messages and markers together.
             self._summary.lost += PartitionMarker.of(self._marker(store) or "0").next < self._reader.end
 
@@ -198,6 +194,43 @@ class RangeStorer:
         first = part.rejected[0]
         at = f"{visible(str(partition))} offset {first.line_no}, {first.rejection.reason.value}"
         self._summary.first_reject = self._summary.first_reject or at
+
+
+@dataclass(frozen=True, slots=True)
+class RecordsAgain:
+    """What was read of Kafka; see ``repair.Repeatable``. A marker that went back says from where on a partition is read again.
+
+    Args:
+        write: stores ranges, as ``BatchWriter.write``.
+    """
+
+    spark: SparkSession
+    settings: KafkaSettings
+    write: Callable[[DataFrame], Summary]
+
+    def read_again(self, since_ms: int) -> str:
+        """Store what is missing of each partition, up to where the query has read it; that does not wait for its next record."""
+        ends: dict[str, int] = {}
+        for query in self.spark.streams.active:
+            if progress := query.lastProgress:
+                ends |= json.loads(progress.sources[0].endOffset)
+        rows = []
+        for name, end in ends.items():
+            at = partition_of(name)
+            begin = 0 if self.settings.start == "earliest" else end  # for a partition whose marker is gone
+            rows.append((at.topic, at.topic_id, at.number, begin, end))
+        if not rows:
+            return ""
+        done = self.write(self.spark.createDataFrame(rows, SCHEMA))
+        missing = count_text(done.stored, "message")
+        return f"{count_text(len(rows), 'partition')} of Kafka, of which {missing} were missing"
+
+    def forget_archived(self) -> None:
+        """Do nothing: Kafka keeps its records for as long as it likes."""
+
+    def newest_are_stored(self) -> bool:
+        """Say yes: nothing is known."""
+        return True
 
 
 def _reject_record(partition: Partition, line: RejectedLine, record: Record) -> dict[str, Any]:

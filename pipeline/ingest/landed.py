@@ -7,22 +7,30 @@ deletes whatever its log names, stored or not.
 
 import logging
 import os
+import shutil
 import socket
+from collections import deque
 from collections.abc import Callable, Collection, Iterable, Sequence
 from itertools import islice
 from pathlib import Path
+from threading import Lock
 
 from pipeline.core.clock import Clock
 from pipeline.core.errors import PipelineError, StoreUnavailable
 from pipeline.core.ids import token_epoch_ms
+from pipeline.core.text import count_text
 from pipeline.ingest.checkpoint import log_id_of, names_read
 from pipeline.ingest.parsing import PART_BYTES
 from pipeline.ingest.transactions import ALL_STORED
-from pipeline.landing.names import parse_landing_name
+from pipeline.landing.names import parse_landing_name, repeated_name
 
 log = logging.getLogger(__name__)
 
 LISTED_MAX = 10_000  # names that are looked at for the age of the oldest
+ARCHIVE_NAME = ".stored"  # in the landing folder, hidden from Spark; in it one folder for each minute of storing
+HISTORIES_NAME = "histories.json"
+MINUTE_MS = 60_000
+NEWEST_MAX = 100  # stored files whose markers are looked at to find out whether they are still there
 
 
 class LandingFiles:
@@ -32,6 +40,8 @@ class LandingFiles:
         checkpoint: None if it is not a local folder. Then a batch is not compared with Spark's log of files.
 
         markers_of: returns the progress markers of landing files, each in the shard of its own.
+
+        archive_ms: how long stored files are kept, to be stored again if a failover undoes it; 0 deletes them.
     """
 
     def __init__(
@@ -40,8 +50,14 @@ class LandingFiles:
         checkpoint: Path | None,
         markers_of: Callable[[Sequence[str]], list[str]],
         clock: Clock,
+        archive_ms: float = 0,
     ) -> None:
         self._landing = landing
+        self._archive = landing / ARCHIVE_NAME
+        self._archive_ms = archive_ms
+        self._lock = Lock()  # of what is moved into the archive, and back
+        self._newest: deque[str] = deque(_newest_of(self._archive), NEWEST_MAX)
+        self._again: set[int] = set()  # batches whose files are to be read again as soon as they may be moved
         self._checkpoint = checkpoint
         self._markers_of = markers_of
         self._clock = clock
@@ -74,10 +90,44 @@ class LandingFiles:
             )
 
     def delete_batch(self, batch_id: int) -> None:
-        """Delete what a batch, which is committed now, has stored; what can't be deleted the next start deletes."""
-        tokens = self._stored.get(batch_id, frozenset())
-        self._delete(name for name in _names(self._landing) if name.partition(".")[0] in tokens)
-        self._stored.pop(batch_id, None)
+        """Delete what a batch, which is committed now, has stored, or archive it; what can't be the next start deletes."""
+        with self._lock:
+            tokens = self._stored.get(batch_id, frozenset())
+            names = (name for name in _names(self._landing) if name.partition(".")[0] in tokens)
+            if batch_id in self._again:
+                self._read_again(self._landing, names)
+                self._again.remove(batch_id)
+            else:
+                self._delete(names)
+            self._stored.pop(batch_id, None)
+
+    @property
+    def histories(self) -> Path | None:
+        """A file for the histories of the servers that have what is archived, see ``repair.Repair``."""
+        return self._archive / HISTORIES_NAME if self._archive_ms else None
+
+    def read_again(self, since_ms: int) -> str:
+        """Have the files read again that were stored since; see ``repair.Repeatable``."""
+        with self._lock:
+            self._again.update(self._stored)
+            self._newest.clear()
+            minutes = sorted(int(name) for name in _names(self._archive) if name.isdecimal())
+            folders = [self._archive / str(minute) for minute in minutes if minute >= since_ms // MINUTE_MS]
+            moved = sum(self._read_again(folder, _names(folder)) for folder in folders)
+            return count_text(moved, "file") if moved else ""
+
+    def forget_archived(self) -> None:
+        """Delete what was archived too long ago; see ``repair.Repeatable``."""
+        before = (self._clock.wall_ms() - self._archive_ms) // MINUTE_MS
+        for name in _names(self._archive):
+            if name.isdecimal() and int(name) < before:
+                shutil.rmtree(self._archive / name, ignore_errors=True)
+
+    def newest_are_stored(self) -> bool:
+        """Tell by their markers whether the files that were archived last are still stored; True if the server does not answer."""
+        with self._lock:
+            names = list(self._newest)
+        return all(marker == ALL_STORED for marker in self._markers(names).values())
 
     def delete_marked(self, names: Iterable[str]) -> list[str]:
         """Delete those files whose markers say that they are stored whole, and return those of which they do not.
@@ -86,7 +136,8 @@ class LandingFiles:
         """
         markers = self._markers(sorted(set(_names(self._landing)).intersection(names)))
         stored = {name for name, marker in markers.items() if self._is_whole(name, marker)}
-        self._delete(stored)
+        with self._lock:
+            self._delete(stored)
         return [name for name in markers if name not in stored]
 
     def oldest_waiting_ms(self) -> int | None:
@@ -116,11 +167,20 @@ class LandingFiles:
             ) from exc
 
     def _delete(self, names: Iterable[str]) -> None:
-        """Delete stored files. One that can't be deleted keeps no other, and still counts as stored."""
+        """Delete stored files, or archive them. One that can't be keeps no other, and still counts as stored."""
         failures: list[OSError] = []
+        folder = self._archive / str(self._clock.wall_ms() // MINUTE_MS)
+        if self._archive_ms:
+            folder.mkdir(parents=True, exist_ok=True)
         for name in names:
             try:
-                (self._landing / name).unlink(missing_ok=True)
+                if self._archive_ms:
+                    (self._landing / name).rename(folder / name)
+                    self._newest.append(name)
+                else:
+                    (self._landing / name).unlink(missing_ok=True)
+            except FileNotFoundError:
+                pass
             except OSError as exc:
                 failures.append(exc)
                 self._left.add(_token_of(name))
@@ -129,6 +189,16 @@ class LandingFiles:
                 "Landing files that are stored, %d in all, can't be deleted (%s); the next start deletes them.",
                 *(len(failures), failures[0]),
             )
+
+    def _read_again(self, folder: Path, names: Iterable[str]) -> int:
+        moved = 0
+        for name in names:
+            try:
+                (folder / name).rename(self._landing / repeated_name(name))
+                moved += 1
+            except OSError as exc:
+                log.warning("%s can't be read again: %s", folder / name, exc)
+        return moved
 
     def _markers(self, names: Sequence[str]) -> dict[str, str]:
         if not names:
@@ -156,6 +226,12 @@ def _names(folder: Path) -> list[str]:
     except OSError as exc:
         log.debug("the landing folder can't be listed: %s", exc)
         return []
+
+
+def _newest_of(archive: Path) -> list[str]:
+    """Return the files that were archived last, in the order of their tokens."""
+    minutes = [int(name) for name in _names(archive) if name.isdecimal()]
+    return sorted(_names(archive / str(max(minutes))))[-NEWEST_MAX:] if minutes else []
 
 
 def _size_of(path: Path) -> int | None:

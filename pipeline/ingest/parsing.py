@@ -46,6 +46,7 @@ class FileText:
     name: str
     arrival_ms: int
     content: bytes
+    is_repeated: bool = False
 
 
 @dataclass(frozen=True, slots=True)

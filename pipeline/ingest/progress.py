@@ -71,6 +71,8 @@ class BatchReporter(StreamingQueryListener):
             self._landing.check_batch(batch_id, summary.file_tokens)
         waited_ms = self._landing.oldest_waiting_ms() if self._landing else None
         log.info("%s", batch_line(batch_id, summary, elapsed_sec, waited_ms))
+        if summary.stored_again:
+            log.warning("stored again what a failover undid: %s", count_text(summary.stored_again, "message"))
         if summary.rejected:
             log.warning("%s rejected, see %s (first: %s)", f"{summary.rejected:,}", self._rejects, summary.first_reject)
         with self._lock:
@@ -138,6 +140,7 @@ class BatchReporter(StreamingQueryListener):
             cancelled=total.cancelled,
             replaced=total.replaced,
             late=total.late,
+            stored_again=total.stored_again,
             last_batch_ms=self._clock.wall_ms(),
             last_lines=summary.lines,
             last_lines_per_sec=_rate(summary, elapsed_sec),

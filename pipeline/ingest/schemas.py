@@ -13,5 +13,8 @@ FILE_ROW: Final = T.StructType(
         T.StructField("kind", T.StringType()),  # json, csv or sock
         T.StructField("file_name", T.StringType()),  # as the user named it
         T.StructField("file_arrival_ms", T.LongType()),  # when the file was last written, ms UTC
+        T.StructField(
+            "is_repeated", T.BooleanType()
+        ),  # whether it was stored before, and is read again after a failover
     ]
 )

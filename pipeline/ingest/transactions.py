@@ -28,9 +28,10 @@ class PartQueue:
     """The messages of one part of a landing file, in order of due time, and the place up to which they are stored.
 
     ``changes``, what its other lines cancel and replace, have no place in that order: they come before the first message.
+    ``is_repeated`` says that all of it was stored before, and is read again after a failover.
     """
 
-    def __init__(self, part: ParsedPart) -> None:
+    def __init__(self, part: ParsedPart, is_repeated: bool = False) -> None:
         order = np.lexsort((part.line_nos, part.due_ms))
         self.part_id = part.part_id
         self.line_nos = part.line_nos[order]
@@ -39,6 +40,7 @@ class PartQueue:
         self.keys = part.idempotency_keys.take(pa.array(order))
         self.changes = part.changes
         self.rejected = len(part.rejected)
+        self.is_repeated = is_repeated
         self.marker = NO_MARKER
         self.place = 0
         self._bytes_before = np.cumsum(np.append(0, pc.binary_length(self.members)))
@@ -164,10 +166,12 @@ class Step:
             rejected=sum(queue.rejected for queue, end in self._ends if end == len(queue)),
         )
 
-    def advance(self) -> None:
-        """Record that the transaction is stored."""
+    def advance(self) -> int:
+        """Record that the transaction is stored; returns how many messages of it are from files that were stored before."""
+        again = sum(end - queue.place for queue, end in self._ends if queue.is_repeated)
         for queue, end in self._ends:
             queue.marker, queue.place = queue.marker_at(end), end
+        return again
 
     def _rows(self, has_key: bool) -> MessageRows:
         """Return the messages with an idempotency key, or without, in order of due_ms."""

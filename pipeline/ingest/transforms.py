@@ -37,6 +37,7 @@ from pipeline.core.ids import TOKEN_LENGTH
 from pipeline.core.messages import REQUEST_FIELDS, Reason
 from pipeline.core.validation import ID_PATTERN, MESSAGE_BYTES_MAX, TOPIC_PATTERN
 from pipeline.ingest.parsing import FileText
+from pipeline.landing.names import REPEATED
 
 # What each column may be. A column of another type is an error of the program, not of a row.
 _TYPES: dict[str, tuple[type[T.DataType], ...]] = {
@@ -63,6 +64,7 @@ def file_texts(batches: Iterable[pa.RecordBatch]) -> Iterator[FileText]:
                 name=row["file_name"],
                 arrival_ms=row["file_arrival_ms"],
                 content=row["value"],
+                is_repeated=row["is_repeated"],
             )
 
 
@@ -70,10 +72,11 @@ def with_landing_columns(files: DataFrame) -> DataFrame:
     """Read token, first line, kind and original name from the names of landing files.
 
     Takes rows of a text source with ``wholetext``; the name is ``<token>.<first_line>.<kind>.<original name>``, the last
-    percent-encoded with "=" for "%" and "+" for ".".
+    percent-encoded with "=" for "%" and "+" for ".", and says at its end whether the file is read again.
     """
     parts = F.split(F.col("_metadata.file_name"), r"\.", 4)
-    quoted = F.try_element_at(parts, F.lit(4))
+    whole = F.try_element_at(parts, F.lit(4))
+    quoted = F.regexp_replace(whole, REPEATED.pattern, "")
     return files.select(
         F.col("value").cast("binary"),
         F.try_element_at(parts, F.lit(1)).alias("file_token"),
@@ -81,6 +84,7 @@ def with_landing_columns(files: DataFrame) -> DataFrame:
         F.try_element_at(parts, F.lit(3)).alias("kind"),
         F.coalesce(F.try_url_decode(F.translate(quoted, "=+", "%.")), quoted).alias("file_name"),
         F.unix_millis("_metadata.file_modification_time").alias("file_arrival_ms"),
+        (whole != quoted).alias("is_repeated"),
     )
 
 
@@ -100,6 +104,7 @@ def with_direct_columns(files: DataFrame) -> DataFrame:
         # Spark gives the name as in a URI, where a plus sign is itself.
         _url_decoded(F.replace("_metadata.file_name", F.lit("+"), F.lit("%2B"))).alias("file_name"),
         F.unix_millis("_metadata.file_modification_time").alias("file_arrival_ms"),
+        F.lit(False).alias("is_repeated"),
     )
 
 

@@ -2,44 +2,33 @@
 
 import gc
 import logging
-import os
-import random
 import re
 import socket
-import threading
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, field, fields
 from functools import cache, partial
 from pathlib import Path
-from typing import Any, TypeVar
 from urllib.parse import unquote
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
-from pipeline.config import DrainSettings, RedisSettings
-from pipeline.core.clock import Clock, SystemClock
+from pipeline.core.clock import Clock
 from pipeline.core.errors import PipelineError
 from pipeline.core.messages import Change
 from pipeline.ingest.parsing import parse_file
 from pipeline.ingest.rejects import RejectsWriter, first_reject, reject_record
+from pipeline.ingest.stores import WriterSettings, open_changing_stores, open_stores, retrying, wait_until_kept
 from pipeline.ingest.transactions import ALL_STORED, PartQueue, Step, split_by_shard
 from pipeline.ingest.transforms import file_texts
 from pipeline.store.base import ChangingStore, Scheduled, SchedulingStore
-from pipeline.store.by_id import MessagesById
-from pipeline.store.connection import connect
-from pipeline.store.keys import keys_of
-from pipeline.store.redis_store import RedisStore
-from pipeline.store.retry import retry_until_available
-from pipeline.store.shards import open_shards
 
 log = logging.getLogger(__name__)
 
-T = TypeVar("T")
-
 SUMMARY_COLUMNS = (
     "lines long, stored long, duplicates long, rejected long, blank long, lost long, "
-    "cancelled long, replaced long, late long, first_reject string, file_tokens array<string>"
+    "cancelled long, replaced long, late long, stored_again long, first_reject string, file_tokens array<string>, "
+    "histories array<string>"
 )
 TRANSACTION_BYTES = 4 * 1024 * 1024  # long messages: a transaction has no more than this, give or take one
 WAITING_FILES = 500  # tiny files: this many are stored together
@@ -54,6 +43,8 @@ class Summary:
     ``cancelled`` and ``replaced`` are lines that did that, ``late`` those whose message was in flight or delivered by then.
     ``first_reject`` says where a rejected line stood, if any was, and why. ``file_tokens`` are its files, of which all is stored
     unless ``lost`` says how many parts the server has lost again; a part that is in several shards counts in each.
+    ``stored_again`` are those of ``stored`` that were stored before and undone by a failover, and ``histories`` what
+    ``SchedulingStore.history`` said of the servers when all was stored.
     """
 
     lines: int = 0
@@ -65,26 +56,16 @@ class Summary:
     cancelled: int = 0
     replaced: int = 0
     late: int = 0
+    stored_again: int = 0
     first_reject: str = ""
     file_tokens: list[str] = field(default_factory=list, compare=False)
+    histories: list[str] = field(default_factory=list, compare=False)
 
     def add(self, other: "Summary") -> None:
         first = self.first_reject or other.first_reject
         for name in (f.name for f in fields(self)):
             setattr(self, name, getattr(self, name) + getattr(other, name))
         self.first_reject = first
-
-
-@dataclass(frozen=True, slots=True)
-class WriterSettings:
-    """What travels to the executors: values only, no clients."""
-
-    redis: RedisSettings
-    source_id: str
-    rejects: str
-    transaction_messages: int
-    wait_for_disk: bool = False
-    id_retention_sec: int = DrainSettings().id_retention_sec
 
 
 class BatchWriter:
@@ -104,7 +85,10 @@ class BatchWriter:
                 the seconds it took. What it raises fails the batch.
 
             write: does it for a partition of the batch; None means for files.
+
+        ``is_there`` tells, of a batch that is stored, whether no failover has undone any of it meanwhile.
         """
+        self.is_there: Callable[[Summary], bool] = lambda stored: True
         self._write_partition = write or PartitionWriter(settings)
         self._clock = clock
         self._report = report
@@ -112,17 +96,21 @@ class BatchWriter:
     def __call__(self, batch: DataFrame, batch_id: int) -> None:
         """Store one micro-batch. Returns when Redis has acknowledged every message of it; raises otherwise."""
         started_ms = self._clock.monotonic_ms()
-        total = self._write(batch)
-        while total.lost:
-            log.warning("Redis lost what it had taken of %d parts, as after a crash; they are stored again", total.lost)
-            total = self._write(batch)
+        total = self.write(batch)
+        while total.lost or not self.is_there(total):
+            if total.lost:
+                log.warning(
+                    "Redis lost what it had taken of %d parts, as after a crash; they are stored again", total.lost
+                )
+            total = self.write(batch)
         self._report(batch_id, total, (self._clock.monotonic_ms() - started_ms) / 1000)
 
     def warm_up(self, nothing: DataFrame) -> None:
         """Take the way of a batch with no rows: workers start, import and connect."""
-        self._write(nothing)
+        self.write(nothing)
 
-    def _write(self, batch: DataFrame) -> Summary:
+    def write(self, batch: DataFrame) -> Summary:
+        """Store the rows of a batch, which may be stored already; returns what became of their lines."""
         total = Summary()
         # One small row a partition comes back, so what the driver does is the same for any number of messages.
         try:
@@ -182,7 +170,7 @@ class PartitionWriter:
                     first = first_reject(file.name, part.rejected)
                     summary.add(Summary(part.lines, rejected=len(part.rejected), blank=part.blank, first_reject=first))
                     for shard, share in split_by_shard(part, len(shards)).items():
-                        shards[shard].add(PartQueue(share))
+                        shards[shard].add(PartQueue(share, file.is_repeated))
             for writer in shards:
                 summary.add(writer.finish())
         return summary
@@ -211,8 +199,8 @@ class ShardWriter:
     def finish(self) -> Summary:
         """Store the rest, and look whether all of it is still there."""
         self._store_waiting()
-        if self._settings.wait_for_disk and self._part_ids:
-            retrying(self._store.wait_for_disk)
+        if self._part_ids:
+            self.summary.histories = wait_until_kept(self._store, self._settings)
         # A server that came back without its last writes, as weak settings allow, has lost messages and markers together.
         markers = retrying(lambda: self._store.markers(self._settings.source_id, self._part_ids))
         self.summary.lost = sum(marker != ALL_STORED for marker in markers)
@@ -230,8 +218,8 @@ class ShardWriter:
         while step := Step(queues, self._settings.transaction_messages, TRANSACTION_BYTES):
             done = retrying(partial(self._store_step, step, queues))
             if done is not None:
-                step.advance()
-                self.summary.add(Summary(stored=done.stored, duplicates=len(done.duplicates)))
+                again = step.advance()
+                self.summary.add(Summary(stored=done.stored, duplicates=len(done.duplicates), stored_again=again))
             else:
                 self._resume(queues)
 
@@ -269,37 +257,3 @@ def _changes_left(queues: Iterable[PartQueue]) -> list[Change]:
 def freeze_once() -> None:
     """Let the garbage collector pass over what is there now. Spark calls it after each task, and our imports cost it 70 ms."""
     gc.freeze()
-
-
-def retrying(call: Callable[[], T]) -> T:
-    """Make a call to a store until the server answers; Spark ends the wait by ending the task."""
-    return retry_until_available(call, lambda ms: threading.Event().wait(ms / 1000), SystemClock(), random.random)
-
-
-_clients: dict[tuple[int, RedisSettings], Any] = {}
-_stores: dict[tuple[int, RedisSettings], list[RedisStore]] = {}
-_changing_stores: dict[tuple[int, WriterSettings], list[MessagesById]] = {}
-
-
-def open_stores(settings: RedisSettings) -> list[RedisStore]:
-    """Return this process's stores, one a shard; Python workers live on from batch to batch, and so do their connections."""
-    key = (os.getpid(), settings)
-    if key not in _stores:
-        _stores[key] = open_shards(_open_client(settings), settings)
-    return _stores[key]
-
-
-def open_changing_stores(settings: WriterSettings) -> list[MessagesById]:
-    """Return the same shards for the lines that cancel and replace."""
-    key = (os.getpid(), settings)
-    if key not in _changing_stores:
-        client, retention_ms = _open_client(settings.redis), settings.id_retention_sec * 1_000
-        _changing_stores[key] = [MessagesById(client, [keys], retention_ms) for keys in keys_of(settings.redis)]
-    return _changing_stores[key]
-
-
-def _open_client(settings: RedisSettings) -> Any:
-    key = (os.getpid(), settings)
-    if key not in _clients:
-        _clients[key] = connect(settings)
-    return _clients[key]

@@ -1,6 +1,7 @@
 """Names of landing files and of the work in progress beside them.
 
     <token>.<first_line>.<kind>.<quoted original name>   a landing file: complete, never changed, read by Spark; its dots are "+"
+    <token>.<first_line>.<kind>.<quoted original name>=.<n>   the same, stored before and read again, for the n-th time
     .work-<token>.<arrival_ms>.<kind>.<coding>.<quoted original name>   claimed from the input folder, not published yet
     .done-<token>                                        how far the work of that token has got
     .seg-<token>                                         a segment being written
@@ -25,6 +26,8 @@ PART_PREFIX = ".part-"
 
 ORIGINAL_BYTES_MAX = 150  # of an original name in ours; a file name may have 255 bytes, and the rest takes at most 60
 KINDS = ("json", "csv", "sock")
+
+REPEATED = re.compile(r"=\.([0-9]+)$")  # no quoted name ends so: two hexadecimal digits come after its "="
 
 _KIND_OF_SUFFIX = {".json": "json", ".jsonl": "json", ".csv": "csv"}
 _UNSAFE = re.compile(r"[^\w.-]+")
@@ -124,10 +127,16 @@ def landing_name(token: Token, first_line: int, kind: str, quoted: str) -> str:
 
 def parse_landing_name(name: str) -> LandingName | None:
     """Take a landing file name apart; None if it is not one (work in progress, or somebody else's file)."""
-    token, first_line, kind, quoted = [*name.split(".", 3), "", "", ""][:4]
+    token, first_line, kind, quoted = [*REPEATED.sub("", name).split(".", 3), "", "", ""][:4]
     if len(token) != TOKEN_LENGTH or not first_line.isdecimal() or kind not in KINDS:
         return None
     return LandingName(token, int(first_line), kind, unquote_name(quoted.replace("+", ".")))
+
+
+def repeated_name(name: str) -> str:
+    """Return the name under which a landing file is read again: Spark reads a name once, and the token stays the same."""
+    times = REPEATED.search(name)
+    return f"{REPEATED.sub('', name)}=.{int(times[1]) + 1 if times else 1}"
 
 
 def parse_work_name(name: str) -> WorkName | None:

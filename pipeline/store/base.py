@@ -162,8 +162,12 @@ class SchedulingStore(Protocol):
         """Store a transaction, if all its markers still are where it says; None if not: then nothing was done. Atomic."""
         ...
 
-    def wait_for_disk(self) -> None:
-        """Return when the server has on disk what it has taken so far."""
+    def wait_for_copies(self, on_disk: bool, replicas: int = 0) -> None:
+        """Return when the server has on disk, and so many of its replicas have, what it has taken so far."""
+        ...
+
+    def history(self) -> str:
+        """Return the ID of the server's history of writes: another one after a failover. "" if it does not say."""
         ...
 
 

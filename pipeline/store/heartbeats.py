@@ -15,12 +15,18 @@ from pipeline.core.errors import StoreError
 from pipeline.core.lateness import BOUNDS_MS, Lateness, add_up
 from pipeline.store.connection import server_ms, translated_errors
 from pipeline.store.keys import Keys
+from pipeline.store.replication import Failover
 
 LOOP_KEEP_SEC: Final = 3_600  # after the last heartbeat of a drain loop
 IDLE_BEAT_MS: Final = 30_000  # between two heartbeats of a job that has nothing new to report
 FRESH_MS: Final = 3 * IDLE_BEAT_MS  # a job whose last heartbeat is older does not count as running
 INGEST_KEEP_SEC: Final = 7 * 86_400  # after that of an ingest job; it bounds how many sources are kept
 _HAS_ENDED: Final = "has_ended"
+_FAILOVER: Final = "failover"
+_LATER_FIELDS: Final = {
+    b"failover": b"null",
+    b"stored_again": b"0",
+}  # what a release of this version may lack, as if it had it
 READ_MAX: Final = 1_000  # jobs that are read at a time, those with the latest heartbeats
 
 log = logging.getLogger(__name__)
@@ -49,6 +55,7 @@ class IngestProgress:
     cancelled: int = 0
     replaced: int = 0
     late: int = 0
+    stored_again: int = 0
     last_batch_ms: int
     last_lines: int
     last_lines_per_sec: int
@@ -104,12 +111,14 @@ class LoopProgress:
     """A heartbeat of a drain loop. A loop that ended by itself ``has_ended``.
 
     Times are epoch ms UTC: ``started_ms`` on the loop's clock, ``seen_ms`` on the server's, of which ``write_loop`` takes it.
+    ``failover`` is the last one that undid something.
     """
 
     loop_id: str
     started_ms: int
     seen_ms: int = 0
     has_ended: bool
+    failover: Failover | None = None
     stats: LoopStats
 
 
@@ -130,6 +139,12 @@ class IngestHeartbeat:
         self._client = client
         self._keys = keys
         self._source_id = source_id
+        self._failover: Failover | None = None
+
+    def tell(self, failover: Failover) -> None:
+        """Publish that a failover undid something."""
+        self._failover = failover
+        self.publish()
 
     def step(self) -> float:
         """Publish; see ``background.Task``."""
@@ -139,7 +154,7 @@ class IngestHeartbeat:
     def publish(self, has_ended: bool = False) -> None:
         """Publish now, if the server answers; ``has_ended`` says that it is the last time."""
         key, index_key = self._keys.ingest(self._source_id), self._keys.ingests()
-        values = {_HAS_ENDED: has_ended}
+        values = {_HAS_ENDED: has_ended, _FAILOVER: _record_of(self._failover)}
         try:
             at_ms = server_ms(self._client)
             _write(self._client, key, index_key, self._source_id, at_ms, INGEST_KEEP_SEC, values)
@@ -176,8 +191,13 @@ def write_loop(client: Any, keys: Keys, progress: LoopProgress) -> None:
         topic: {"delivered": each.delivered, "lateness": _lateness_values(each.lateness)}
         for topic, each in stats.topics.items()
     }
+    values[_FAILOVER] = _record_of(progress.failover)
     values["seen_ms"] = at_ms = server_ms(client)
     _write(client, keys.drain(progress.loop_id), keys.drains(), progress.loop_id, at_ms, LOOP_KEEP_SEC, values)
+
+
+def _record_of(failover: Failover | None) -> dict[str, int | None] | None:
+    return asdict(failover) if failover else None
 
 
 def _lateness_values(lateness: Lateness) -> dict[str, Any]:
@@ -192,6 +212,16 @@ def read_ingests(client: Any, keys: Keys) -> list[IngestProgress]:
     """
     names = [each.name for each in fields(IngestProgress)]
     return [IngestProgress(**values) for values in _read(client, keys.ingests(), keys.ingest, names)]
+
+
+def read_failovers(client: Any, keys: Keys) -> list[Failover]:
+    """Return the last failover that undid something which each ingest job has noticed.
+
+    Raises:
+        StoreError: no answer, or an error.
+    """
+    found = (values[_FAILOVER] for values in _read(client, keys.ingests(), keys.ingest, [_FAILOVER]))
+    return [Failover(**each) for each in found if each]
 
 
 def read_loops(client: Any, keys: Keys) -> list[LoopProgress]:
@@ -211,6 +241,7 @@ def read_loops(client: Any, keys: Keys) -> list[LoopProgress]:
         histograms = [values["outbox"], *(each.lateness for each in topics.values())]
         if all(len(each.counts) == len(BOUNDS_MS) + 1 for each in histograms):  # else of another version
             stats = LoopStats(**{name: values[name] for name in counted})
+            values[_FAILOVER] = Failover(**values[_FAILOVER]) if values[_FAILOVER] else None
             found.append(LoopProgress(**{name: values[name] for name in own}, stats=stats))
     return found
 
@@ -264,8 +295,9 @@ def _read(client: Any, index_key: str, key_of: Any, names: Sequence[str]) -> lis
         for member in client.zrange(index_key, 0, READ_MAX - 1, desc=True):
             pipeline.hgetall(key_of(member.decode()))
         found = pipeline.execute()
+    hashes = ({**_LATER_FIELDS, **values} for values in found if values)
     return [
         {name: json.loads(values[name.encode()]) for name in names}
-        for values in found
+        for values in hashes
         if all(name.encode() in values for name in names)
     ]

@@ -7,11 +7,11 @@ from itertools import repeat
 from typing import Any, TypeVar
 
 from pipeline.config import DrainSettings
-from pipeline.core.errors import StoreProtocolError, StoreUnavailable
+from pipeline.core.errors import StoreProtocolError
 from pipeline.store.base import Ack, Claim, ClaimedMessage, ClaimReply, Exchange, Moved, Scheduled, Transaction
 from pipeline.store.connection import server_ms, translated_errors
 from pipeline.store.keys import Keys
-from pipeline.store.resp import frame_command
+from pipeline.store.replication import read_position, wait_for_copies
 from pipeline.store.routes import Targets
 from pipeline.store.schedule import schedule
 from pipeline.store.scripts import Call, Scripts, begin_scripts, run_script
@@ -21,7 +21,6 @@ CLAIM_TRIES = (
 )
 RECLAIM_LIMIT = 16  # claims a call; each is at most claim_limit messages
 PAGE = 1_000  # fields a round trip
-DISK_WAIT_MS = 2_000  # at most; appendfsync everysec takes one second
 
 T = TypeVar("T")
 
@@ -80,23 +79,15 @@ class RedisStore:
         with translated_errors(), self._connection() as connection:
             return schedule(connection, self._keys, self._scripts, source_id, transaction, self._now())
 
-    def wait_for_disk(self) -> None:
-        """Return when the server has everything that it has taken so far in its append-only file on disk.
-
-        Raises:
-            StoreUnavailable: it has not got there in time; ask again.
-            StoreProtocolError: it keeps no such file.
-        """
-        # WAITAOF looks at the writes of its own connection only, so this one writes: what others wrote before is in front of it.
-        write = frame_command("HINCRBY", self._keys.counters(), "stored", 0)
+    def wait_for_copies(self, on_disk: bool, replicas: int = 0) -> None:
+        """Return when what the server has taken so far is where it should be; see ``replication.wait_for_copies``."""
         with translated_errors(), self._connection() as connection:
-            reply_sec = connection.socket_timeout  # the wait must end well before; and 0 would be for ever
-            wait_ms = min(DISK_WAIT_MS, max(1, round(reply_sec * 1000 / 2))) if reply_sec else DISK_WAIT_MS
-            connection.send_packed_command([write, frame_command("WAITAOF", 1, 0, wait_ms)])
-            connection.read_response()
-            on_disk, _ = connection.read_response()
-        if on_disk < 1:
-            raise StoreUnavailable("what it has taken is not on disk yet.")
+            wait_for_copies(connection, self._keys, on_disk, replicas)
+
+    def history(self) -> str:
+        """Return the ID of the server's history of writes, "" if its user may not ask; see ``replication.Position``."""
+        position = read_position(self._client)
+        return position.history if position else ""
 
     @contextmanager
     def _connection(self) -> Iterator[Any]:

@@ -138,7 +138,7 @@ class KeyedBatches:
         transaction, identified = transaction_of(messages, names, MarkerMove(part_id, NO_MARKER, known + nonce))
         done = self._patience(partial(store.schedule, SOURCE_ID, transaction))
         if self._wait_for_disk:
-            self._patience(store.wait_for_disk)
+            self._patience(partial(store.wait_for_copies, True))
         if done is None or self._wait_for_disk:  # a server that started anew may have lost it before it was on disk
             [marker] = self._patience(partial(store.markers, SOURCE_ID, [part_id]))
             if marker == NO_MARKER or (is_home and not marker.startswith(known)):

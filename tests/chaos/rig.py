@@ -20,7 +20,8 @@ from pipeline.core.clock import SystemClock
 from pipeline.core.errors import StoreProtocolError
 from pipeline.core.messages import Message
 from pipeline.ingest.schemas import FILE_ROW
-from pipeline.ingest.writer import BatchWriter, Summary, WriterSettings
+from pipeline.ingest.stores import WriterSettings
+from pipeline.ingest.writer import BatchWriter, Summary
 from pipeline.store.connection import connect
 from pipeline.store.keys import keys_of
 from pipeline.store.shards import open_shards
@@ -223,5 +224,6 @@ def row_of(number: int) -> pa.RecordBatch:
         "kind": "json",
         "file_name": "a.jsonl",
         "file_arrival_ms": 1_700_000_000_123,
+        "is_repeated": False,
     }
     return pa.RecordBatch.from_pylist([row], schema=to_arrow_schema(FILE_ROW))

@@ -17,15 +17,9 @@ from pipeline.config import RedisSettings
 from pipeline.core.errors import StoreUnavailable
 from pipeline.core.messages import Change, Message
 from pipeline.ingest import parsing
+from pipeline.ingest.stores import WriterSettings, open_changing_stores, open_stores
 from pipeline.ingest.transactions import PartQueue
-from pipeline.ingest.writer import (
-    PartitionWriter,
-    ShardWriter,
-    Summary,
-    WriterSettings,
-    open_changing_stores,
-    open_stores,
-)
+from pipeline.ingest.writer import PartitionWriter, ShardWriter, Summary
 from pipeline.store.base import Changed, Scheduled, Transaction
 from pipeline.store.connection import connect
 from pipeline.store.keys import keys_of
@@ -73,6 +67,7 @@ def write(writing: WriterSettings, files: dict[int, Sequence[str]]) -> Summary:
             "kind": "json",
             "file_name": f"{number}.jsonl",
             "file_arrival_ms": ARRIVAL_MS,
+            "is_repeated": False,
             "value": "".join(f"{each}\n" for each in lines).encode(),
         }
         for number, lines in files.items()
@@ -282,7 +277,7 @@ class Unsteady:
         self._call()
         return self.store.schedule(source_id, transaction)
 
-    def wait_for_disk(self) -> None:
+    def wait_for_copies(self, on_disk: bool, replicas: int = 0) -> None:
         self._call()
 
     def apply(self, changes: Sequence[Change]) -> Changed:

@@ -28,7 +28,8 @@ from pipeline.ingest.checkpoint import (
 from pipeline.ingest.landed import LandingFiles
 from pipeline.ingest.query import BINDING_NAME, bind_checkpoint, open_session
 from pipeline.ingest.readers import read_landing
-from pipeline.ingest.writer import BatchWriter, WriterSettings, open_stores
+from pipeline.ingest.stores import WriterSettings, open_stores
+from pipeline.ingest.writer import BatchWriter
 from tests.clock import ManualClock
 from tests.servers import RealServer
 

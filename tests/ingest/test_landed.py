@@ -27,7 +27,8 @@ class World:
         self.landing.mkdir()
         self.markers: dict[str, str] = {}
         self.answers = True
-        self.files = LandingFiles(self.landing, self.checkpoint, self.markers_of, ManualClock(NOW_MS))
+        self.clock = ManualClock(NOW_MS)
+        self.files = LandingFiles(self.landing, self.checkpoint, self.markers_of, self.clock)
 
     def markers_of(self, tokens: Sequence[str]) -> list[str]:
         if not self.answers:
@@ -209,3 +210,99 @@ def test_the_oldest_file_that_is_not_stored_is_found(world: World, monkeypatch: 
     assert world.files.oldest_waiting_ms() == 4_000
     shutil.rmtree(world.landing)
     assert world.files.oldest_waiting_ms() is None
+
+
+KEPT_MS = 600_000
+
+
+@pytest.fixture
+def archiving(world: World) -> World:
+    world.clock = ManualClock(NOW_MS)
+    world.files = LandingFiles(world.landing, world.checkpoint, world.markers_of, world.clock, KEPT_MS)
+    return world
+
+
+def store(world: World, batch_id: int, names: Sequence[str]) -> None:
+    world.plan(batch_id, names, is_committed=True)
+    world.files.check_batch(batch_id, tokens(names))
+    world.files.delete_batch(batch_id)
+    world.markers.update(dict.fromkeys(tokens(names), "all"))
+
+
+def archived(world: World) -> list[str]:
+    return sorted(path.name for path in (world.landing / ".stored").glob("*/*"))
+
+
+def waiting(world: World) -> list[str]:
+    return [name for name in world.here() if not name.startswith(".")]
+
+
+def test_stored_files_are_archived_for_a_time_and_read_again_if_they_must_be(archiving: World) -> None:
+    first, second, third = archiving.land(3, 2), archiving.land(1), archiving.land(0)
+    store(archiving, 0, first)
+    archiving.clock.advance_ms(KEPT_MS)
+    store(archiving, 1, second)
+    archiving.files.forget_archived()
+    assert archived(archiving) == sorted([*first, *second]), "to the minute"
+    archiving.clock.advance_ms(60_000)
+    archiving.files.forget_archived()
+    assert (archived(archiving), waiting(archiving)) == (second, third)
+    assert archiving.files.read_again(NOW_MS) == "1 file"
+    assert (archived(archiving), waiting(archiving)) == ([], sorted([f"{second[0]}=.1", *third]))
+    assert archiving.files.oldest_waiting_ms() == KEPT_MS + 60_000 + 1
+    again = [name for name in waiting(archiving) if name not in third]
+    store(archiving, 2, again)
+    assert archiving.files.read_again(0) == "1 file"
+    assert waiting(archiving) == sorted([f"{second[0]}=.2", *third])
+    assert archiving.files.read_again(0) == ""
+
+
+def test_only_what_was_stored_since_is_read_again(archiving: World) -> None:
+    first, second = archiving.land(3), archiving.land(2)
+    store(archiving, 0, first)
+    archiving.clock.advance_ms(120_000)
+    since_ms = archiving.clock.wall_ms()
+    store(archiving, 1, second)
+    assert archiving.files.read_again(since_ms) == "1 file"
+    assert (archived(archiving), waiting(archiving)) == (first, [f"{second[0]}=.1"])
+
+
+def test_files_of_a_batch_that_is_not_committed_yet_are_read_again_when_it_is(archiving: World) -> None:
+    names = archiving.land(3, 2)
+    archiving.plan(0, names)
+    archiving.files.check_batch(0, tokens(names))
+    assert archiving.files.read_again(0) == "" and waiting(archiving) == sorted(names)
+    archiving.files.delete_batch(0)
+    assert waiting(archiving) == sorted(f"{name}=.1" for name in names)
+    store(archiving, 1, waiting(archiving))
+    assert (len(archived(archiving)), waiting(archiving)) == (2, [])
+
+
+def test_markers_tell_whether_what_was_archived_last_is_still_stored(archiving: World) -> None:
+    assert archiving.files.newest_are_stored()
+    names = archiving.land(3, 2)
+    store(archiving, 0, names)
+    restarted = LandingFiles(archiving.landing, None, archiving.markers_of, archiving.clock, KEPT_MS)
+    for files in (archiving.files, restarted):
+        assert files.newest_are_stored()
+        archiving.markers[tokens(names)[1]] = ""
+        assert not files.newest_are_stored()
+        archiving.answers = False
+        assert files.newest_are_stored(), "nothing is known"
+        archiving.answers, archiving.markers[tokens(names)[1]] = True, "all"
+    archiving.files.read_again(0)
+    archiving.markers.clear()
+    assert archiving.files.newest_are_stored(), "it is looked after"
+
+
+def test_what_a_crash_has_left_is_archived_too(archiving: World) -> None:
+    names = archiving.land(3, 2)
+    archiving.markers[tokens(names)[0]] = "all"
+    assert archiving.files.delete_marked(names) == [names[1]]
+    assert (archived(archiving), waiting(archiving)) == ([names[0]], [names[1]])
+
+
+def test_files_that_are_not_kept_are_deleted(world: World) -> None:
+    store(world, 0, world.land(3))
+    assert world.here() == [] and world.files.histories is None
+    assert world.files.read_again(0) == ""

@@ -29,11 +29,18 @@ def _named_files(spark: SparkSession, *names: str) -> DataFrame:
 
 
 def test_a_landing_name_tells_token_line_kind_and_name(spark: SparkSession) -> None:
-    files = _named_files(spark, f"{TOKEN}.7.csv.a=20b+=C3=A9.csv", f"{TOKEN}.1.json.=ZZ=", f"{TOKEN}.x.json.a")
+    files = _named_files(
+        spark,
+        f"{TOKEN}.7.csv.a=20b+=C3=A9.csv",
+        f"{TOKEN}.1.json.=ZZ=",
+        f"{TOKEN}.x.json.a",
+        f"{TOKEN}.2.csv.a+csv=.12",
+    )
     wanted = [
-        (bytearray(b"x"), TOKEN, 7, "csv", "a b.é.csv", ARRIVAL_MS),
-        (bytearray(b"x"), TOKEN, 1, "json", "=ZZ=", ARRIVAL_MS),
-        (bytearray(b"x"), TOKEN, 1, "json", "a", ARRIVAL_MS),
+        (bytearray(b"x"), TOKEN, 7, "csv", "a b.é.csv", ARRIVAL_MS, False),
+        (bytearray(b"x"), TOKEN, 1, "json", "=ZZ=", ARRIVAL_MS, False),
+        (bytearray(b"x"), TOKEN, 1, "json", "a", ARRIVAL_MS, False),
+        (bytearray(b"x"), TOKEN, 2, "csv", "a.csv", ARRIVAL_MS, True),
     ]
     found = files.transform(transforms.with_landing_columns)
     assert_df_equality(found, spark.createDataFrame(wanted, FILE_ROW), ignore_nullable=True)

@@ -18,8 +18,9 @@ from pipeline.ingest.parsing import FileText
 from pipeline.ingest.query import query_failure, start_query
 from pipeline.ingest.readers import read_landing
 from pipeline.ingest.rejects import WORK_NAME, RejectsWriter
+from pipeline.ingest.stores import WriterSettings, open_changing_stores, open_stores
 from pipeline.ingest.transactions import PartQueue
-from pipeline.ingest.writer import BatchWriter, ShardWriter, Summary, WriterSettings, open_changing_stores, open_stores
+from pipeline.ingest.writer import BatchWriter, ShardWriter, Summary
 from pipeline.store.connection import connect
 from pipeline.store.keys import keys_of
 from pipeline.store.redis_store import RedisStore
@@ -156,7 +157,7 @@ class UnhurriedDisk(RedisStore):
         super().__init__(connect(settings.redis), keys_of(settings.redis)[0])
         self.waits: list[int] = []
 
-    def wait_for_disk(self) -> None:
+    def wait_for_copies(self, on_disk: bool, replicas: int = 0) -> None:
         self.waits.append(read_stats(self._client, [self._keys]).scheduled)
         if len(self.waits) < 3:
             raise StoreUnavailable("it is not on disk yet.")

@@ -4,6 +4,8 @@ import json
 import uuid
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pyarrow as pa
 from confluent_kafka import TopicPartition
@@ -14,9 +16,10 @@ from pipeline.core.clock import SystemClock
 from pipeline.core.messages import Message
 from pipeline.ingest.kafka_reader import ReadSettings, RecordReader
 from pipeline.ingest.kafka_source import KafkaSource, name_of, read_kafka
-from pipeline.ingest.kafka_writer import RangeWriter
+from pipeline.ingest.kafka_writer import RangeWriter, RecordsAgain
 from pipeline.ingest.query import query_failure, start_query
-from pipeline.ingest.writer import BatchWriter, Summary, WriterSettings
+from pipeline.ingest.stores import WriterSettings
+from pipeline.ingest.writer import BatchWriter, Summary
 from pipeline.kafka.cluster import Cluster, Partition
 from pipeline.kafka.properties import client_properties
 from pipeline.store.connection import connect
@@ -74,6 +77,10 @@ class Intake:
         stored = {name_of(at): int(marker) for at, marker in zip(partitions, found, strict=True) if marker}
         rows = read_kafka(self._spark, read, source.properties, stored)
         query = start_query(rows, writer, str(self._folder / checkpoint), None)
+        running: Any = SimpleNamespace(
+            streams=SimpleNamespace(active=[query]), createDataFrame=self._spark.createDataFrame
+        )
+        self.again = RecordsAgain(running, read, writer.write)
         try:
             assert query.awaitTermination(120), "the query did not end within two minutes"
         except Exception as exc:

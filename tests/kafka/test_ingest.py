@@ -12,6 +12,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from pipeline.core.errors import PipelineError, SourceError
+from pipeline.core.messages import Message
 from pipeline.ingest import kafka_reader
 from pipeline.kafka.cluster import Cluster
 from pipeline.kafka.properties import client_properties
@@ -234,6 +235,25 @@ def test_a_server_that_lost_what_it_had_gets_it_again(intake: Intake, server: Re
     intake.send(line("31"))
     assert intake.take_in().stored == 20
     assert {*intake.bodies()} == {f"{n}" for n in range(12, 32)}
+
+
+def test_what_a_failover_undid_is_stored_again_without_another_record(intake: Intake, server: RealServer) -> None:
+    intake.make_topic(partitions=2)
+    intake.send(*(line(f"{n}") for n in range(30)))
+    intake.send(line("30"), partition=1)
+    assert intake.take_in().stored == 31
+    assert intake.again.read_again(0) == "2 partitions of Kafka, of which 0 messages were missing"
+    client, keys = server.client(), keys_of(intake.redis)[0]
+    for bucket in client.zrange(keys.buckets(), 0, -1):
+        for member in client.zrange(keys.bucket(int(bucket)), 0, -1):
+            if int(Message.from_member(member, 0).body) >= 12:
+                client.zrem(keys.bucket(int(bucket)), member)
+    _, source = intake.settings(7)
+    for partition, marker in zip(source.partitions, (12, None), strict=True):
+        name = keys.marker(source.marker_source_id, partition.part_id)
+        client.set(name, marker) if marker else client.delete(name)
+    assert intake.again.read_again(0) == "2 partitions of Kafka, of which 19 messages were missing"
+    assert intake.bodies() == {f"{n}": 1 for n in range(31)}
 
 
 def test_raw_records_carry_any_bytes_and_all_their_headers(intake: Intake) -> None:

@@ -19,7 +19,8 @@ from pipeline.ingest.kafka_reader import Range
 from pipeline.ingest.kafka_windows import PartitionMarker
 from pipeline.ingest.kafka_writer import RangeStorer
 from pipeline.ingest.rejects import RejectsWriter
-from pipeline.ingest.writer import Summary, WriterSettings
+from pipeline.ingest.stores import WriterSettings
+from pipeline.ingest.writer import Summary
 from pipeline.kafka.cluster import Partition
 from pipeline.store.base import Changed, Scheduled, Transaction
 from pipeline.store.shards import shard_of
@@ -79,7 +80,7 @@ class Store:
         self._shard.changes.extend(changes)
         return Changed(len(changes))
 
-    def wait_for_disk(self) -> None: ...
+    def wait_for_copies(self, on_disk: bool, replicas: int = 0) -> None: ...
 
 
 class Log:

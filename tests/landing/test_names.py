@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.landing.names import (
+    REPEATED,
     LandingName,
     Token,
     TokenMaker,
@@ -21,6 +22,7 @@ from pipeline.landing.names import (
     printable_name,
     quote_name,
     rejects_name,
+    repeated_name,
     unquote_name,
 )
 
@@ -43,6 +45,20 @@ def test_a_landing_name_reads_back_as_it_was_built(token: Token, first_line: int
 def test_a_landing_name_whose_dots_are_dots_is_read_too() -> None:
     name = f"{Token(1, 2)}.1.sock.127.0.0.1=3A9999"
     assert parse_landing_name(name) == LandingName(str(Token(1, 2)), 1, "sock", "127.0.0.1:9999")
+
+
+@given(tokens, st.integers(0, 2**42), st.sampled_from(["json", "csv"]), file_names, st.integers(1, 20))
+def test_a_name_to_be_read_again_says_the_same_and_is_another_each_time(
+    token: Token, line: int, kind: str, original: str, times: int
+) -> None:
+    name = landing_name(token, line, kind, quote_name(original))
+    names = [name]
+    for _ in range(times):
+        names.append(repeated_name(names[-1]))
+    assert len({*names}) == times + 1
+    assert {parse_landing_name(each) for each in names} == {parse_landing_name(name)}
+    assert [bool(REPEATED.search(each)) for each in names] == [False] + [True] * times
+    assert max(map(len, names)) <= 255
 
 
 @given(tokens, st.integers(0, 2**42), st.sampled_from(["json", "csv"]), st.booleans(), file_names)

@@ -4,6 +4,7 @@ import uuid
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import redis
@@ -60,6 +61,12 @@ class Jobs:
             "DUETIME_REDIS_CONNECT_TIMEOUT_MS": "500",
         }
         return self._checkout.run(*arguments, environ=settings | environ)
+
+    def status(self) -> dict[str, Any]:
+        """Return what the status says."""
+        command = self.run("jobs/status.py", "--format", "json")
+        assert command.end(30) == 0, command.screen()
+        return command.records()[0]
 
     def loop(self, *options: str) -> Command:
         """Start a drain loop, and wait until it has looked at every shard."""

@@ -1,5 +1,6 @@
 """A primary and its replica behind real Sentinels with a password of their own, as docs/how-to/cluster.md says."""
 
+import re
 import subprocess
 from collections import Counter
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ import redis
 
 from pipeline.client import Duetime, Request
 from pipeline.config import RedisSettings, Settings
+from pipeline.core.clock import SystemClock
 from pipeline.core.errors import StoreUnavailable
 from pipeline.runtime.process import wait_until
 from pipeline.store.connection import connect, translated_errors
@@ -19,7 +21,7 @@ from pipeline.store.keys import keys_of
 from pipeline.store.namespace import open_namespace
 from pipeline.store.stats import read_stats
 from tests.cluster import free_port
-from tests.e2e.commands import Checkout
+from tests.e2e.commands import Checkout, Command
 from tests.e2e.conftest import checkout as checkout
 from tests.scale.test_cluster import Jobs, bodies
 from tests.servers import USER, real_server, server_program
@@ -27,6 +29,7 @@ from tests.servers import USER, real_server, server_program
 pytestmark = [pytest.mark.process, pytest.mark.xdist_group("cluster")]
 
 OWN = "of-the-sentinels"
+COUNTS = {"before": 500, "early": 100, "later": 500}
 
 
 class Watched:
@@ -70,6 +73,13 @@ class Watched:
     def is_replicated(self) -> bool:
         found = self.servers[0].client().info("replication")
         return "slave0" in found and int(found["slave0"]["offset"]) == found["master_repl_offset"]
+
+    def cut_off(self) -> None:
+        """Keep from the replica what the primary takes from now on."""
+        self.servers[0].client().execute_command("ACL", "SETUSER", "default", "-psync", "-sync")
+        self.servers[0].client().client_kill_filter(_type="replica")
+        replica = self.servers[1].client()
+        assert wait_until(lambda: replica.info("replication")["master_link_status"] == "down", 20)
 
     def is_demoted(self) -> bool:
         """Whether the first primary is a replica; its Sentinels close its connections meanwhile."""
@@ -122,6 +132,56 @@ def test_a_failover_loses_and_doubles_nothing_that_was_replicated(checkout: Chec
     assert bodies(loop) == Counter(str(n) for n in range(600))
     assert read_stats(client, keys_of(settings)).scheduled == 0
     client.close()
+
+
+@pytest.mark.parametrize("lags", [True, False])
+def test_what_a_failover_undid_is_noticed_and_stored_again(checkout: Checkout, watched: Watched, lags: bool) -> None:
+    settings = RedisSettings(url=watched.url, namespace="test", shards=2)
+    jobs = Jobs(checkout, settings)
+    ingest = jobs.run("jobs/ingest.py")
+    ingest.wait_for_line("ingest is up")
+    loop = jobs.loop()
+    drop(checkout, "before", 500, delay_sec=20)
+    ingest.wait_for_line("500 stored")
+    assert wait_until(watched.is_replicated, 20)
+    before_ms = SystemClock().wall_ms()
+    if lags:
+        watched.cut_off()
+    drop(checkout, "early", 100, delay_sec=0)
+    drop(checkout, "later", 500, delay_sec=20)
+    loop.wait_for(lambda command: len(command.out) == 100, "early messages", 30)
+    ingest.wait_for(lambda command: lines_of_batches(command) == 1_100, "batch with the last line")
+    if not lags:
+        assert wait_until(watched.is_replicated, 20)
+    watched.servers[0].kill()
+    wanted = {f"{name}-{number}" for name, count in COUNTS.items() for number in range(count)}
+    loop.wait_for(lambda command: {*bodies(command)} == wanted, "message of each request")
+    if lags:
+        ingest.wait_for_line("stored again what a failover undid: 6")
+    assert wait_until(lambda: read_stats(connect(settings), keys_of(settings)).in_flight == 0, 20)
+    found = jobs.status()
+    assert (loop.stop(), ingest.stop()) == (0, 0)
+    copies = bodies(loop) - Counter(wanted)
+    alarms = [line for command in (loop, ingest) for _, line in command.err if "a failover undid" in line]
+    if not lags:
+        assert not copies and not alarms and found["failover"] is None and not found["ingest"][0]["stored_again"]
+        return
+    assert {each.partition("-")[0] for each in copies} <= {"early"} and max(copies.values(), default=0) <= 1
+    assert len(alarms) == 3, "the loop, the ingest job, and what it stored again"
+    assert 500 <= found["ingest"][0]["stored_again"] <= 600
+    assert found["failover"]["undone_bytes"] > 10_000 and 0 < found["failover"]["since_ms"] < SystemClock().wall_ms()
+    assert found["failover"]["since_ms"] >= before_ms - 2_000, "what was stored long before is not in doubt"
+
+
+def lines_of_batches(ingest: Command) -> int:
+    return sum(int(number) for _, line in ingest.err for number in re.findall(r"batch \d+: (\d+) in", line))
+
+
+def drop(checkout: Checkout, name: str, count: int, delay_sec: float) -> None:
+    requests = [{"message": f"{name}-{number}", "delay_sec": delay_sec + number / 1_000} for number in range(count)]
+    checkout.drop(
+        f"{name}.jsonl", *(each | ({"id": each["message"]} if n % 2 else {}) for n, each in enumerate(requests))
+    )
 
 
 def test_the_old_primary_comes_back_as_a_replica_and_is_left(checkout: Checkout, watched: Watched) -> None:

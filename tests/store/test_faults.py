@@ -7,7 +7,7 @@ import pytest
 
 from pipeline.config import RedisSettings
 from pipeline.core.errors import ConfigError, StoreProtocolError, StoreUnavailable
-from pipeline.store import redis_store
+from pipeline.store import replication
 from pipeline.store.base import Scheduled
 from pipeline.store.connection import connect
 from pipeline.store.keys import Keys
@@ -124,20 +124,20 @@ def test_what_writers_that_share_idempotency_keys_store_at_the_same_time_is_stor
 
 @needs_waitaof
 def test_a_wait_for_the_disk_ends_when_what_was_stored_is_on_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(redis_store, "DISK_WAIT_MS", 50)
+    monkeypatch.setattr(replication, "WAIT_MS", 50)
     with real_server("--appendonly", "yes", "--appendfsync", "no") as server:
         store = open_store(server)
         store.schedule("s", transaction((1, START_MS)))
         with pytest.raises(StoreUnavailable, match="not on disk yet"):
-            store.wait_for_disk()
+            store.wait_for_copies(on_disk=True)
         store = open_store(server)  # a new connection has written nothing that it would have to wait for
         with pytest.raises(StoreUnavailable, match="not on disk yet"):
-            store.wait_for_disk()
+            store.wait_for_copies(on_disk=True)
         server.client().config_set("appendfsync", "always")
-        store.wait_for_disk()
+        store.wait_for_copies(on_disk=True)
         server.client().config_set("appendonly", "no")
         with pytest.raises(StoreProtocolError):
-            store.wait_for_disk()
+            store.wait_for_copies(on_disk=True)
 
 
 @needs_waitaof
@@ -146,7 +146,7 @@ def test_a_wait_for_the_disk_ends_before_the_wait_for_its_reply_does() -> None:
         store = RedisStore(connect(RedisSettings(url=server.url, reply_timeout_ms=300)), KEYS)
         store.schedule("s", transaction((1, START_MS)))
         with pytest.raises(StoreUnavailable, match="not on disk yet"):
-            store.wait_for_disk()
+            store.wait_for_copies(on_disk=True)
 
 
 def test_two_writers_of_the_same_file_at_the_same_time_store_it_once(server: RealServer) -> None:
