@@ -215,11 +215,15 @@ def test_the_oldest_file_that_is_not_stored_is_found(world: World, monkeypatch: 
 KEPT_MS = 600_000
 
 
-@pytest.fixture
-def archiving(world: World) -> World:
-    world.clock = ManualClock(NOW_MS)
+def archiving_world(folder: Path) -> World:
+    world = World(folder)
     world.files = LandingFiles(world.landing, world.checkpoint, world.markers_of, world.clock, KEPT_MS)
     return world
+
+
+@pytest.fixture
+def archiving(tmp_path: Path) -> World:
+    return archiving_world(tmp_path)
 
 
 def store(world: World, batch_id: int, names: Sequence[str]) -> None:
