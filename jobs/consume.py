@@ -5,15 +5,25 @@ import logging
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
+from threading import Lock
 
 from pipeline.cli import EXIT_SUCCESS, Stop, announce_ready, new_parser, open_connection, parse_command, run_main
 from pipeline.config import Settings
 from pipeline.consume.consumer import Consumer
-from pipeline.consume.opening import new_consumer, new_store, parse_start, stoppable
+from pipeline.consume.opening import (
+    new_consumer,
+    new_store,
+    parse_start,
+    run_together,
+    shards_of_consumers,
+    stoppable,
+)
 from pipeline.core.clock import Clock, SystemClock
 from pipeline.core.errors import ConfigError, SinkClosed, StoreUnavailable
 from pipeline.core.lateness import Lateness
 from pipeline.core.text import command_text, count_text
+from pipeline.drain.side_by_side import SharedSink
 from pipeline.sinks import DELIVERING
 from pipeline.sinks.base import Sink
 from pipeline.store.entries import NO_ENTRY, Entry, EntryId, entry_id_of
@@ -27,7 +37,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class Printed:
-    """What a run has printed.
+    """What a run has printed; threads may count at the same time.
 
     Args:
         began_at: the last entry of each stream when the group was set to an earlier one. What is printed again, or was there before
@@ -37,13 +47,15 @@ class Printed:
     began_at: Mapping[str, EntryId] = field(default_factory=dict)
     messages: int = 0
     lateness: Lateness = field(default_factory=Lateness)
+    _lock: Lock = field(default_factory=Lock)
 
     def count(self, entries: Sequence[Entry], at_ms: int) -> None:
         """Count messages that are printed now."""
-        self.messages += len(entries)
-        for entry in entries:
-            if entry.attempt == 1 and entry_id_of(entry.entry_id) > self.began_at.get(entry.stream, NO_ENTRY):
-                self.lateness.add(at_ms - entry.due_ms)
+        with self._lock:
+            self.messages += len(entries)
+            for entry in entries:
+                if entry.attempt == 1 and entry_id_of(entry.entry_id) > self.began_at.get(entry.stream, NO_ENTRY):
+                    self.lateness.add(at_ms - entry.due_ms)
 
 
 def parse_arguments(arguments: list[str]) -> tuple[argparse.Namespace, Settings]:
@@ -112,13 +124,19 @@ def main(arguments: list[str], stop: Stop) -> int:
         if replay:
             store.replay(replay)
         options = stoppable(stop) | ({"block_ms": 1} if given.once else {})
-        consumer = new_consumer(store, settings, reads_ahead=True, **options)
-        stack.enter_context(consumer)
+        consumers = []
+        for shards in shards_of_consumers(connection.client, settings, 1, store.ordered):
+            share = new_store(connection.client, settings, given.topic, given.group, given.consumer, shards=shards)
+            share.register(start)
+            consumers.append(stack.enter_context(new_consumer(share, settings, reads_ahead=True, **options)))
         printed = Printed(store.last_ids() if is_new or replay else {})
-        stack.callback(lambda: log.info("%s", summary(printed, consumer)))
+        stack.callback(lambda: log.info("%s", summary(printed, consumers)))
+        screen = DELIVERING["screen"](given.format, clock)
+        sink = screen if len(consumers) == 1 else SharedSink(screen)
         announce_ready()
         try:
-            print_all(consumer, DELIVERING["screen"](given.format, clock), clock, printed, stop, given.once)
+            calls = [partial(print_all, each, sink, clock, printed, stop, given.once) for each in consumers]
+            run_together(calls, stop)
         except StoreUnavailable as exc:
             log.warning(
                 "stopped while Redis does not answer, so unacknowledged messages are redelivered after their lease: %s",
@@ -154,11 +172,11 @@ def print_all(consumer: Consumer, sink: Sink, clock: Clock, printed: Printed, st
         printed.count(entries[:delivered], delivered_ms)
 
 
-def summary(printed: Printed, consumer: Consumer) -> str:
+def summary(printed: Printed, consumers: Sequence[Consumer]) -> str:
     """Return what a run did, in one line."""
     lateness = f", lateness {printed.lateness}" if printed.lateness.total() else ""
     messages = count_text(printed.messages, "message")
-    return f"printed {messages}{lateness}; {consumer.late_acks:,} late acks"
+    return f"printed {messages}{lateness}; {sum(each.late_acks for each in consumers):,} late acks"
 
 
 if __name__ == "__main__":

@@ -1,16 +1,25 @@
 """Consuming the messages of topics, over the connection of a client."""
 
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from functools import partial
+from threading import Semaphore
 from typing import Any
 
 from pipeline.config import Settings
 from pipeline.consume.consumer import Consumer
 from pipeline.consume.handling import Breaker, run
-from pipeline.consume.opening import join_group, stop_on_signals
+from pipeline.consume.opening import (
+    join_group,
+    new_store,
+    parse_start,
+    run_together,
+    shards_of_consumers,
+    stop_on_signals,
+)
 from pipeline.core.messages import Message
 from pipeline.core.stop import Stop
+from pipeline.store.keys import Keys
 from pipeline.store.scripts import Scripts
 
 
@@ -58,7 +67,8 @@ class Consuming:
         ``consume.handling.run`` says. While a handler works, the lease of its message is renewed.
 
         Args:
-            concurrency: how many messages are handled at a time, each in a thread of its own; 1 means in this one.
+            concurrency: how many messages are handled at a time, each in a thread of its own; 1 means in this one. On a Redis
+                Cluster each shard has at least one thread, so that a master that is away delays no message of another.
         """
         with stop_on_signals(handle_signals) as stop:
             self.run_until(stop, topic, group, handler, concurrency, start, ordered)
@@ -74,25 +84,30 @@ class Consuming:
         ordered: bool | None = None,
     ) -> None:
         """Do what ``run`` does, until ``stop`` is requested."""
-        breaker = Breaker()
+        breaker, turns = Breaker(), Semaphore(concurrency)
+        whole_group = new_store(self._client, self._settings, topic, group, "", self._scripts)
+        whole_group.register(parse_start(start), ordered)
+        shares = shards_of_consumers(self._client, self._settings, concurrency, whole_group.ordered)
 
-        def work() -> None:
-            try:
-                with self.join(topic, group, "", start, ordered, stop) as consumer:
-                    if concurrency > 1:
-                        consumer.limit = 1  # what one thread read ahead, the others could not handle
-                    run(consumer, handler, breaker)
-            finally:
-                stop.requested = True  # one that fails ends the others
+        def work(shards: Sequence[Keys]) -> None:
+            with self.join(topic, group, "", start, ordered, stop, shards) as consumer:
+                if concurrency > 1:
+                    consumer.limit = 1  # what one thread read ahead, the others could not handle
+                run(consumer, handler, breaker, turns)
 
-        if concurrency == 1:
-            work()
-            return
-        with ThreadPoolExecutor(concurrency, "duetime-handler") as pool:
-            futures = [pool.submit(work) for _ in range(concurrency)]
-            for future in as_completed(futures):
-                future.result()
+        run_together([partial(work, shards) for shards in shares], stop)
 
-    def join(self, topic: str, group: str, consumer: str, start: str, ordered: bool | None, stop: Stop) -> Consumer:
-        """Return a consumer that ends when ``stop`` is requested; see ``consume``."""
-        return join_group(self._client, self._settings, topic, group, consumer, start, ordered, stop, self._scripts)
+    def join(
+        self,
+        topic: str,
+        group: str,
+        consumer: str,
+        start: str,
+        ordered: bool | None,
+        stop: Stop,
+        shards: Sequence[Keys] = (),
+    ) -> Consumer:
+        """Return a consumer that ends when ``stop`` is requested; see ``consume``, and ``new_store`` for the shards."""
+        return join_group(
+            self._client, self._settings, topic, group, consumer, start, ordered, stop, self._scripts, shards
+        )

@@ -159,7 +159,12 @@ class Acks:
             self.consumer.ack(*sent)
 
 
-def run(consumer: Consumer, handler: Callable[[Entry], object], breaker: Breaker | None = None) -> None:
+def run(
+    consumer: Consumer,
+    handler: Callable[[Entry], object],
+    breaker: Breaker | None = None,
+    turns: threading.Semaphore | None = None,
+) -> None:
     """Call ``handler`` for each message and acknowledge it, until the consumer stops or is closed.
 
     While the handler works, the leases of its message and of those that wait behind it are renewed, for ``handler_timeout_sec`` at
@@ -171,13 +176,14 @@ def run(consumer: Consumer, handler: Callable[[Entry], object], breaker: Breaker
     Args:
         breaker: shared with the consumers of other threads that have the same target.
 
+        turns: shared with those, too: so many messages are handled at a time.
     Raises:
         PipelineError: what the consumer raises of ours.
     """
-    breaker, limit, acks = breaker or Breaker(), consumer.limit, Acks(consumer)
+    breaker, turns, limit, acks = breaker or Breaker(), turns or threading.Semaphore(), consumer.limit, Acks(consumer)
     try:
         for entry in consumer:
-            _handle(consumer, handler, entry, breaker, acks)
+            _handle(consumer, handler, entry, breaker, turns, acks)
             consumer.limit = 1 if breaker.is_down else limit
             if not consumer.has_more():  # the next step may wait
                 acks.confirm()
@@ -191,13 +197,23 @@ def run(consumer: Consumer, handler: Callable[[Entry], object], breaker: Breaker
         log.warning("stopped while Redis does not answer, so what is in flight is redelivered after its lease: %s", exc)
 
 
-def _handle(consumer: Consumer, handler: Callable[[Entry], object], entry: Entry, breaker: Breaker, acks: Acks) -> None:
+def _handle(
+    consumer: Consumer,
+    handler: Callable[[Entry], object],
+    entry: Entry,
+    breaker: Breaker,
+    turns: threading.Semaphore,
+    acks: Acks,
+) -> None:
     began_ms = None
     try:
         with consumer.renewing():
-            began_ms = _begin(consumer, breaker)
+            began_ms = _begin(consumer, breaker, turns)
             if began_ms is not None:
-                handler(entry)
+                try:
+                    handler(entry)
+                finally:
+                    turns.release()
     except Refused as exc:
         breaker.count_success(entry, began_ms or 0.0)  # whoever refuses works
         consumer.refuse(entry, _said(exc))
@@ -218,18 +234,24 @@ def _handle(consumer: Consumer, handler: Callable[[Entry], object], entry: Entry
             acks.add(entry)
 
 
-def _begin(consumer: Consumer, breaker: Breaker) -> float | None:
-    """Hold a message while another thread has found that the target is down.
+def _begin(consumer: Consumer, breaker: Breaker, turns: threading.Semaphore) -> float | None:
+    """Hold a message while it is the turn of others, or another thread has found that the target is down.
 
     Returns:
-        When it may be tried, on the monotonic clock; None if the consumer stops first, or can't hold it any longer.
+        When it may be tried, on the monotonic clock, with a turn; None if the consumer stops first, or can't hold it any longer.
     """
     first_ms = now_ms = consumer.clock.monotonic_ms()
-    while not breaker.begin(now_ms):
+    has_turn = turns.acquire(blocking=False)
+    while not (has_turn and breaker.begin(now_ms)):
         timeout_ms = consumer.settings.handler_timeout_sec * 1000  # then its lease is not renewed any more
         if consumer.stopping() or 0 < timeout_ms < 2 * (now_ms - first_ms):
+            if has_turn:
+                turns.release()
             return None
-        consumer.wait(min(PAUSE_MS_FIRST, breaker.wait_ms(now_ms)))
+        if has_turn:
+            consumer.wait(min(PAUSE_MS_FIRST, breaker.wait_ms(now_ms)))
+        else:
+            has_turn = turns.acquire(timeout=PAUSE_MS_FIRST / 1000)
         now_ms = consumer.clock.monotonic_ms()
     return now_ms
 

@@ -7,7 +7,8 @@ import secrets
 import select
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from datetime import datetime
@@ -23,9 +24,10 @@ from pipeline.runtime.server import PrivateServer, serves
 from pipeline.store.checks import check_server, find_cluster
 from pipeline.store.connection import connect
 from pipeline.store.groups import BEGINNING, NEW, GroupStore
-from pipeline.store.keys import keys_of
+from pipeline.store.keys import Keys, keys_of
 from pipeline.store.namespace import adopt_topic_settings, open_namespace
 from pipeline.store.scripts import Scripts
+from pipeline.store.topology import ClusterClient, client_of
 
 _ENTRY_ID = re.compile(r"[0-9]{1,16}-[0-9]{1,20}")
 BLOCK_MS = 1_000  # that a read waits for a message; it must end before the wait for its reply does
@@ -104,30 +106,51 @@ def join_group(
     ordered: bool | None,
     stop: Stop,
     scripts: Scripts | None = None,
+    shards: Sequence[Keys] = (),
 ) -> Consumer:
-    """Return a consumer on a connection that its caller closes later; see ``open_consumer``."""
-    store = new_store(client, settings, topic, group, consumer, scripts)
+    """Return a consumer on a connection that its caller closes later; see ``open_consumer`` and ``new_store``."""
+    store = new_store(client, settings, topic, group, consumer, scripts, shards)
     settings = adopt_topic_settings(client, settings)
     store.register(parse_start(start), ordered)
     return new_consumer(store, settings, **stoppable(stop))
 
 
 def new_store(
-    client: Any, settings: Settings, topic: str, group: str, consumer: str, scripts: Scripts | None = None
+    client: Any,
+    settings: Settings,
+    topic: str,
+    group: str,
+    consumer: str,
+    scripts: Scripts | None = None,
+    shards: Sequence[Keys] = (),
 ) -> GroupStore:
     """Return the store of a consumer, its names checked.
 
+    Args:
+        shards: which it reads; all, if none is named.
     Raises:
         ConfigError: a name is not valid.
     """
     return GroupStore(
-        client,
-        keys_of(settings.redis),
+        client_of(client, shards[0]) if len(shards) == 1 else client,
+        shards or keys_of(settings.redis),
         check_name("topic", topic),
         check_name("group", group),
         check_name("consumer", consumer or _own_name()),
         scripts,
     )
+
+
+def shards_of_consumers(client: Any, settings: Settings, concurrency: int, ordered: bool) -> Sequence[Sequence[Keys]]:
+    """Return which shards each of some consumers reads that together handle ``concurrency`` messages at a time.
+
+    All of them; or, where they are on several servers, one, so that one that is away delays no message of another. Then there
+    may be more consumers than that, which take turns. Those of an ordered group read all, as only one of them may be active.
+    """
+    shards = keys_of(settings.redis)
+    if ordered or len(shards) == 1 or not isinstance(client, ClusterClient):
+        return [shards] * concurrency
+    return [[keys] for keys in shards] * -(-concurrency // len(shards))
 
 
 def new_consumer(store: GroupStore, settings: Settings, **options: Any) -> Consumer:
@@ -147,6 +170,29 @@ def new_consumer(store: GroupStore, settings: Settings, **options: Any) -> Consu
             **options,
         }
     )
+
+
+def run_together(calls: Sequence[Callable[[], object]], stop: Stop) -> None:
+    """Make calls at a time, each in a thread of its own, but a single one in this one; one that fails requests a stop.
+
+    Raises:
+        what a call does, of the first that fails.
+    """
+
+    def work(call: Callable[[], object]) -> None:
+        try:
+            call()
+        except BaseException:
+            stop.requested = True
+            raise
+
+    if len(calls) == 1:
+        work(calls[0])
+        return
+    with ThreadPoolExecutor(len(calls), "duetime-handler") as pool:
+        futures = [pool.submit(work, call) for call in calls]
+        for future in as_completed(futures):
+            future.result()
 
 
 def stoppable(stop: Stop) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from pipeline.core.lateness import Lateness
 from pipeline.core.stop import Stop
 from pipeline.core.text import count_text
 from pipeline.store.entries import Entry
+from pipeline.store.keys import Keys
 from pipeline.webhooks.target import Target
 
 log = logging.getLogger(__name__)
@@ -63,7 +64,9 @@ class Poster:
 
         secrets: that sign what is posted.
 
-        open_consumer: makes a consumer of the group that ends when the stop is requested.
+        open_consumer: makes a consumer of the group that reads some shards, and ends when the stop is requested.
+
+        shares: the shards that each of the consumers reads, see ``opening.shards_of_consumers``.
     """
 
     def __init__(
@@ -71,7 +74,8 @@ class Poster:
         topic: str,
         settings: TopicSettings,
         secrets: Sequence[bytes],
-        open_consumer: Callable[[str, TopicSettings, Stop], Consumer],
+        open_consumer: Callable[[str, TopicSettings, Stop, Sequence[Keys]], Consumer],
+        shares: Sequence[Sequence[Keys]],
         totals: Totals,
         clock: Clock,
     ) -> None:
@@ -81,12 +85,12 @@ class Poster:
         self._open_consumer = open_consumer
         self._totals = totals
         self._clock = clock
-        self._breaker = Breaker()
+        self._breaker, self._turns = Breaker(), threading.Semaphore(settings.webhook_concurrency)
         self._stop = Stop()
         # Threads of a target that never ends its answer must not keep the process from ending.
         self._threads = [
-            threading.Thread(target=self._work, name=f"webhook-{topic}", daemon=True)
-            for _ in range(settings.webhook_concurrency)
+            threading.Thread(target=self._work, args=(shards,), name=f"webhook-{topic}", daemon=True)
+            for shards in shares
         ]
 
     def start(self) -> None:
@@ -108,13 +112,13 @@ class Poster:
             thread.join(max(0.0, until_ms - self._clock.monotonic_ms()) / 1000)
         return not self.runs()
 
-    def _work(self) -> None:
+    def _work(self, shards: Sequence[Keys]) -> None:
         try:
-            with self._open_consumer(self.topic, self.settings, self._stop) as consumer:
+            with self._open_consumer(self.topic, self.settings, self._stop, shards) as consumer:
                 if self.settings.webhook_concurrency > 1:
                     consumer.limit = 1  # what one thread read ahead, the others could not post
                 try:
-                    run(consumer, self._post, self._breaker)
+                    run(consumer, self._post, self._breaker, self._turns)
                 finally:
                     self._totals.count(late_acks=consumer.late_acks)
         except Exception as exc:  # of a thread nobody else would hear it

@@ -7,7 +7,7 @@ from typing import Any
 
 from pipeline.config import ALL_TOPICS, Settings, TopicSettings, convert_topic_setting
 from pipeline.consume.consumer import Consumer
-from pipeline.consume.opening import new_consumer, new_store, stoppable
+from pipeline.consume.opening import new_consumer, new_store, shards_of_consumers, stoppable
 from pipeline.core.clock import Clock
 from pipeline.core.errors import ConfigError
 from pipeline.core.stop import Stop
@@ -119,7 +119,8 @@ class Webhooks:
 
     def _begin(self, topic: str, settings: TopicSettings) -> None:
         secrets = secrets_of(self._secrets, topic)
-        poster = Poster(topic, settings, secrets, self._open_consumer, self.totals, self._clock)
+        shares = shards_of_consumers(self._client, self._settings, settings.webhook_concurrency, ordered=False)
+        poster = Poster(topic, settings, secrets, self._open_consumer, shares, self.totals, self._clock)
         how = f"{settings.webhook_concurrency} at a time, {'signed' if secrets else 'not signed'}"
         log.info("posting the messages of topic %s to %s, %s", topic, settings.webhook.partition("?")[0], how)
         self._posters[topic] = poster
@@ -130,7 +131,7 @@ class Webhooks:
         poster.stop()
         self._leaving.append(poster)
 
-    def _open_consumer(self, topic: str, settings: TopicSettings, stop: Stop) -> Consumer:
-        store = new_store(self._client, self._settings, topic, GROUP, "")
+    def _open_consumer(self, topic: str, settings: TopicSettings, stop: Stop, shards: Sequence[Keys]) -> Consumer:
+        store = new_store(self._client, self._settings, topic, GROUP, "", shards=shards)
         store.register(self._start)
         return new_consumer(store, replace(self._settings, topic={topic: settings}), **stoppable(stop))

@@ -1,5 +1,6 @@
 """A handler that raises, and a target that is down."""
 
+import threading
 from collections import Counter
 from dataclasses import replace
 from itertools import pairwise
@@ -314,13 +315,53 @@ def test_a_consumer_holds_its_message_while_another_one_tries_the_target(stage: 
     assert (stage.pending(), stage.dead()) == (0, [])
 
 
+class Turns(threading.Semaphore):
+    """Turns that are waited for on the clock of a stage; after ``until_ms`` there is one more."""
+
+    def __init__(self, stage: Stage, turns: int, until_ms: float = float("inf")) -> None:
+        super().__init__(turns)
+        self._clock, self._until_ms, self.left = stage.clock, until_ms, turns
+
+    def acquire(self, blocking: bool = True, timeout: float | None = None) -> bool:
+        self._clock.advance_ms((timeout or 0) * 1_000)
+        if self._clock.now_ms >= self._until_ms:
+            self._until_ms = float("inf")
+            self.release()
+        self.left -= (has_turn := super().acquire(blocking=False))
+        return has_turn
+
+    def release(self, n: int = 1) -> None:
+        self.left += n
+        super().release(n)
+
+
+def test_a_message_waits_for_its_turn_and_gives_it_on(stage: Stage) -> None:
+    handled: list[tuple[str, float, int]] = []
+    turns = Turns(stage, 0, until_ms=3_000)
+
+    def handler(entry: Entry) -> None:
+        handled.append((entry.body, stage.clock.now_ms, turns.left))
+        if entry.body == "b":
+            raise Refused("no")
+
+    stage.open().close()
+    stage.send("a", "b", "c")
+    consumer = stage.open(stopping=lambda: len(handled) == 3)
+    run(consumer, handler, turns=turns)
+    consumer.close()
+    assert handled == [("a", 3_000, 0), ("b", 3_000, 0), ("c", 3_000, 0)]
+    assert (turns.left, stage.pending(), len(stage.dead())) == (1, 0, 1)
+
+
+@pytest.mark.parametrize("held_by", ["a target that is down", "others"])
 @pytest.mark.parametrize("cause", ["a stop", "the end of its renewal"])
-def test_a_message_that_is_held_is_given_back(stage: Stage, cause: str) -> None:
+def test_a_message_that_is_held_is_given_back(stage: Stage, cause: str, held_by: str) -> None:
     """It is not tried, and others can have it, before its lease is let go."""
     stop_ms, handler_timeout_sec = (5_000, 0) if cause == "a stop" else (30_000, 20)
-    breaker = Breaker()
-    breaker.begin(0)
-    breaker.count_failure(entry_of(stage, "another"), TargetDown("down", 300), 0, 0)
+    breaker, turns = Breaker(), Turns(stage, int(held_by != "others"))
+    if held_by != "others":
+        breaker.begin(0)
+        breaker.count_failure(entry_of(stage, "another"), TargetDown("down", 300), 0, 0)
     stage.open().close()
     stage.send("a")
 
@@ -328,13 +369,19 @@ def test_a_message_that_is_held_is_given_back(stage: Stage, cause: str) -> None:
         rows = stage.client.xpending_range(stage.keys.stream(TOPIC), GROUP, "-", "+", 10)
         return [(row["time_since_delivered"] > 10**9, row["times_delivered"]) for row in rows] == [(True, 0)]
 
+    seen: list[bool] = []
+
     def stopping() -> bool:
-        if handler_timeout_sec and stage.clock.now_ms > 12_000:
+        if 10_000 < stage.clock.now_ms < 12_000:  # the half of its renewal is over
+            seen.append(is_given_back())
+        if handler_timeout_sec and held_by != "others" and stage.clock.now_ms > 12_000:
             assert is_given_back()
         return stage.clock.now_ms >= stop_ms
 
     consumer = stage.open(stopping=stopping, settings={"handler_timeout_sec": handler_timeout_sec})
     consumer.wait = lambda ms: stage.clock.advance_ms(min(ms, 1_000))
-    run(consumer, lambda entry: pytest.fail("it was tried"), breaker)
+    run(consumer, lambda entry: pytest.fail("it was tried"), breaker, turns)
     assert is_given_back()
+    assert any(seen) == bool(handler_timeout_sec)
+    assert turns.left == int(held_by != "others")
     consumer.close()

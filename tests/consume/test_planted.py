@@ -14,6 +14,7 @@ from pipeline.core.errors import StoreProtocolError
 from pipeline.store.groups import GroupStore
 from tests.chaos.test_planted import Mutant, plant
 from tests.consume import test_acks as acks
+from tests.consume import test_handling as waiting
 from tests.consume import test_reading_ahead as ahead
 from tests.consume import test_settling as settling
 from tests.consume.conftest import Stage
@@ -41,8 +42,12 @@ at_once = acks.test_a_message_is_acknowledged_while_the_next_one_is_handled_and_
 lost = partial(acks.test_what_a_lost_connection_took_along_is_acknowledged_again_and_nothing_comes_twice, number=9)
 lost_late = acks.test_an_acknowledgement_that_was_done_when_its_answer_was_lost_is_not_late
 
+BEGIN, BEFORE_ITS_TURN = (handling, "_begin"), "turns.acquire(blocking=False)"
+turn = waiting.test_a_message_waits_for_its_turn_and_gives_it_on
+
 # By name: the script or function, old and new text, and what notices it.
 FAULTS: dict[str, tuple[Any, str, str, Check]] = {
+    "a message is handled though it is the turn of others": (BEGIN, BEFORE_ITS_TURN, "True", turn),
     "it does not matter who has a message": ("settle", "count, consumer)) do", "count)) do", MIXED),
     "it does not matter how often a message was delivered": (
         "settle",

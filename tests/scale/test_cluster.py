@@ -2,8 +2,10 @@
 
 import uuid
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
+from contextlib import ExitStack
 from dataclasses import replace
+from threading import Semaphore, Thread
 from typing import Any
 
 import pytest
@@ -14,6 +16,7 @@ from pipeline.config import RedisSettings, Settings
 from pipeline.consume.consumer import Outcome
 from pipeline.core.clock import SystemClock
 from pipeline.core.errors import ConfigError, StoreUnavailable
+from pipeline.core.messages import Message
 from pipeline.core.stop import Stop
 from pipeline.runtime.process import wait_until
 from pipeline.store.base import State
@@ -305,6 +308,53 @@ def test_a_master_that_dies_without_a_replica_delays_no_shard_of_the_others(chec
             assert wait_until(lambda: bodies(*loops).total() == len(names) + 1, 40), loops[0].screen()
             assert [loop.stop() for loop in loops] == [0] * len(loops)
         assert bodies(*loops) == Counter([*names, name])
+
+
+def test_a_master_that_dies_keeps_no_consumer_from_the_messages_of_the_others(checkout: Checkout) -> None:
+    with real_cluster(masters=3) as cluster, ExitStack() as stack:
+        settings = RedisSettings(url=cluster.url, namespace="test", shards=SHARDS)
+        jobs = Jobs(checkout, settings)
+        victim = cluster.owner(keys_of(settings)[0].slot)
+        gone = {keys.shard for keys in keys_of(settings) if cluster.owner(keys.slot) is victim}
+        duetime = stack.enter_context(opened(settings))
+        loop = jobs.loop("--sink", "stream")
+        printing = jobs.run("jobs/consume.py", "--topic", "mail", "--group", "printing", "--format", "json")
+        printing.wait_for_line("registered the group printing")
+        handled: list[str] = []
+        at_once = Semaphore()  # a handler runs one at a time, whatever shard a message is of
+
+        def handle(message: Message) -> None:
+            assert at_once.acquire(blocking=False)
+            handled.append(message.body)
+            at_once.release()
+
+        stop = Stop()
+        runner = Thread(target=duetime.run_until, args=(stop, "mail", "handling", handle, 1, "beginning"))
+        runner.start()
+        stack.callback(runner.join)
+        stack.callback(setattr, stop, "requested", True)
+
+        def schedule(body: str, shards: Collection[int], delay: float = 0) -> Counter[str]:
+            duetime.schedule_many(
+                Request(f"{body}{shard}-{n}", delay=delay, topic="mail", id=key_of_shard(shard))
+                for shard in shards
+                for n in range(20)
+            )
+            return Counter(f"{body}{shard}-{n}" for shard in shards for n in range(20))
+
+        def is_there(wanted: Counter[str]) -> bool:
+            return bodies(printing) == wanted == Counter(handled)
+
+        wanted = schedule("before", range(SHARDS))
+        assert wait_until(lambda: is_there(wanted), 20), printing.screen()
+        later = schedule("later", gone, delay=2)
+        victim.kill()
+        wanted += schedule("meanwhile", {*range(SHARDS)} - gone)
+        assert wait_until(lambda: is_there(wanted), 15), (printing.screen(), wanted - Counter(handled))
+        victim.start()
+        wanted += later
+        assert wait_until(lambda: is_there(wanted), 40), (printing.screen(), wanted - Counter(handled))
+        assert [job.stop() for job in (loop, printing)] == [0, 0]
 
 
 def test_a_replica_that_is_promoted_goes_on(checkout: Checkout) -> None:

@@ -24,8 +24,9 @@ local function create(key, first)
   if not reply.err then
     return true
   end
-  if not string.find(reply.err, 'BUSYGROUP', 1, true) then
-    error(reply.err)
+  local message = tostring(reply.err) -- in the memory of a test it is no string
+  if not string.find(message, 'BUSYGROUP', 1, true) then
+    error(message)
   end
   return false
 end
