@@ -96,13 +96,14 @@ class BatchWriter:
     def __call__(self, batch: DataFrame, batch_id: int) -> None:
         """Store one micro-batch. Returns when Redis has acknowledged every message of it; raises otherwise."""
         started_ms = self._clock.monotonic_ms()
-        total = self.write(batch)
-        while total.lost or not self.is_there(total):
-            if total.lost:
+        total = done = self.write(batch)
+        while done.lost or not self.is_there(done):
+            if done.lost:
                 log.warning(
-                    "Redis lost what it had taken of %d parts, as after a crash; they are stored again", total.lost
+                    "Redis lost what it had taken of %d parts, as after a crash; they are stored again", done.lost
                 )
-            total = self.write(batch)
+            done = self.write(batch)
+            total.add(Summary(stored=done.stored, stored_again=done.stored))
         self._report(batch_id, total, (self._clock.monotonic_ms() - started_ms) / 1000)
 
     def warm_up(self, nothing: DataFrame) -> None:

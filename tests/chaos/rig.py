@@ -77,7 +77,8 @@ class Rig:
         writer(partition, 0)  # type: ignore[arg-type]
         self.lost_files += partition.lost
         [summary] = reports
-        assert summary.stored + summary.duplicates == sum(map(accepted, (FILES[number] for number in chosen))), summary
+        counted = summary.stored - summary.stored_again + summary.duplicates
+        assert counted == sum(map(accepted, (FILES[number] for number in chosen))), summary
 
     def writing(self, transaction_messages: int = TRANSACTION_MESSAGES) -> "Writing":
         """Store all files in a thread of its own."""

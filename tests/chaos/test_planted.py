@@ -203,7 +203,7 @@ MUTANTS = (
     Mutant(
         "a batch that the server lost is not stored again",
         (faults.server_lost_its_last_writes,),
-        {(BatchWriter, "__call__"): (("while total.lost or not", "while not"),)},
+        {(BatchWriter, "__call__"): (("while done.lost or not", "while not"),)},
     ),
 )
 

@@ -120,6 +120,30 @@ def test_shards_share_the_files_and_know_each_others_ids_and_each_has_its_hash_t
     assert tags == {keys.tag for keys in keys_of(settings.redis)}
 
 
+@pytest.mark.parametrize("undone", [True, False])
+def test_a_batch_that_a_failover_came_between_is_written_again_and_counted_once(
+    spark: SparkSession, settings: WriterSettings, server: RealServer, undone: bool
+) -> None:
+    reports: list[Summary] = []
+    asked: list[Summary] = []
+
+    def is_there(done: Summary) -> bool:
+        asked.append(done)
+        if len(asked) == 1 and undone:
+            server.client().delete(*server.client().keys(f"{{{settings.redis.namespace}:*"))
+        return len(asked) > 1
+
+    writer = BatchWriter(settings, SystemClock(), lambda batch_id, summary, elapsed_sec: reports.append(summary))
+    writer.is_there = is_there
+    writer(file_rows(spark, [(TOKEN, 1, "json", CONTENT)]), 0)
+    again = 3 if undone else 0
+    first = "a.jsonl line 2, missing_due"
+    assert reports == [
+        Summary(lines=6, stored=3 + again, stored_again=again, duplicates=1, rejected=1, blank=1, first_reject=first)
+    ]
+    assert len(members(settings)) == 3
+
+
 @pytest.mark.parametrize("configured", ["ignoreMissingFiles", "ignoreCorruptFiles"])
 def test_a_file_that_an_executor_does_not_see_fails_the_batch_with_its_name_and_the_host(
     spark: SparkSession, settings: WriterSettings, tmp_path: Path, configured: str
