@@ -26,7 +26,7 @@ PERMANENT = {
     "ingests": "one member for each source of the last week",
     "drains": "one member for each loop of the last hour",
 }
-EXPIRING = {"ingest", "drain", "active", "forwarder"}
+EXPIRING = {"campaign", "ingest", "drain", "active", "forwarder"}
 WITH_MESSAGES = {
     "bucket",
     "buckets",

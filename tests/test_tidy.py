@@ -34,7 +34,7 @@ FLOORS = {
 # The only places for some libraries.
 HOMES = {
     "redis": {"store"},
-    "pyspark": {"ingest"},
+    "pyspark": {"ingest", "spark"},
     "pyarrow": {"ingest", "store"},  # in store/resp.py alone, which frames what ingest has as columns
     "numpy": {"ingest"},
     "inotify_simple": {"landing"},

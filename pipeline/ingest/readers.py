@@ -13,7 +13,7 @@ _FILE_AGE_MAX: Final = "36500d"
 _LANDING_NAMES: Final = "??????????????.*.{json,csv,sock}.*"
 # A file that the driver lists and an executor can't read must fail the batch, whatever spark-defaults.conf says. Files that are
 # gone before that, as in a replay of an older checkpoint, the driver leaves out by itself; landed.py looks after these.
-_ALL_OR_FAIL: Final = {"ignoreMissingFiles": "false", "ignoreCorruptFiles": "false"}
+ALL_OR_FAIL: Final = {"ignoreMissingFiles": "false", "ignoreCorruptFiles": "false"}
 _DIRECT_NAMES: Final = "*.{json,jsonl,csv,json.gz,jsonl.gz,csv.gz}"
 
 
@@ -53,5 +53,5 @@ def _read_whole_files(spark: SparkSession, max_bytes_per_trigger: int, names: st
         .option("maxFileAge", _FILE_AGE_MAX)
         .option("maxBytesPerTrigger", max_bytes_per_trigger)
         .option("pathGlobFilter", names)
-        .options(**_ALL_OR_FAIL)
+        .options(**ALL_OR_FAIL)
     )

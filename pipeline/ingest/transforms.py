@@ -6,7 +6,7 @@ draws a random number or depends on how Spark splits its work: a whole file is o
 **Files.** ``with_landing_columns`` and ``with_direct_columns`` say what a file is. Its lines are parsed in Python workers, which is
 several times faster than in columns (docs/adr/0008-parsing-in-python.md).
 
-**Tables**, for callers that have a DataFrame instead of files; the ingest job does not use these. Null is an absent field.
+**Tables**, which programs schedule (``tables.py``). Null is an absent field.
 
     judged = table.transform(with_message_text).transform(with_due_ms, arrival_ms).transform(with_bucket).transform(with_refusal)
 
@@ -88,16 +88,34 @@ def with_landing_columns(files: DataFrame) -> DataFrame:
     )
 
 
+def with_staged_columns(files: DataFrame, stage: str, arrival_ms: int) -> DataFrame:
+    """Derive the same columns for the staged files of a table: the token is a hash of the stage and the name of the file.
+
+    Args:
+        stage: unique among all that are ever staged.
+
+        arrival_ms: of all of them, epoch ms UTC.
+    """
+    return files.select(
+        F.col("value").cast("binary"),
+        _token(F.concat_ws("\n", F.lit(stage), F.col("_metadata.file_name"))).alias("file_token"),
+        F.lit(1).cast("bigint").alias("first_line"),
+        F.lit("json").alias("kind"),
+        F.col("_metadata.file_name").alias("file_name"),
+        F.lit(arrival_ms).cast("bigint").alias("file_arrival_ms"),
+        F.lit(False).alias("is_repeated"),
+    )
+
+
 def with_direct_columns(files: DataFrame) -> DataFrame:
     """Derive the same columns for files that were not landed: the token is a hash of path and time of last change."""
     identity = F.concat_ws(
         "\n", "_metadata.file_path", F.unix_millis("_metadata.file_modification_time").cast("string")
     )
-    digest = F.translate(F.base64(F.unhex(F.sha2(identity, 256))), "+/", "-_")
     is_csv = F.rlike(F.lower("_metadata.file_name"), F.lit(r"\.csv(\.gz)?\z"))
     return files.select(
         F.col("value").cast("binary"),
-        F.left(digest, F.lit(TOKEN_LENGTH)).alias("file_token"),
+        _token(identity).alias("file_token"),
         # As in landing files: the header of a CSV file is line 1, its data starts on line 2.
         F.when(is_csv, F.lit(2)).otherwise(F.lit(1)).cast("bigint").alias("first_line"),
         F.when(is_csv, F.lit("csv")).otherwise(F.lit("json")).alias("kind"),
@@ -106,6 +124,10 @@ def with_direct_columns(files: DataFrame) -> DataFrame:
         F.unix_millis("_metadata.file_modification_time").alias("file_arrival_ms"),
         F.lit(False).alias("is_repeated"),
     )
+
+
+def _token(identity: Column) -> Column:
+    return F.left(F.translate(F.base64(F.unhex(F.sha2(identity, 256))), "+/", "-_"), F.lit(TOKEN_LENGTH))
 
 
 def _url_decoded(text: Column) -> Column:

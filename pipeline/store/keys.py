@@ -81,6 +81,10 @@ class Keys:
         """ZSET: part id -> epoch ms at which its marker moved last."""
         return self._key(f"markers:{source_id}")
 
+    def campaign(self, name: str) -> str:
+        """STRING: a JSON object of a table whose rows are scheduled once; it expires; in shard 0 only."""
+        return self._key(f"campaign:{name}")
+
     def ingest(self, source_id: str) -> str:
         """HASH: what the ingest job of a source has done since it started, and its last batch; it expires."""
         return self._key(f"ingest:{source_id}")

@@ -5,6 +5,7 @@ import os
 import shutil
 import subprocess
 import sys
+import uuid
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -51,7 +52,7 @@ def bash(command: str, folder: Path, **environ: str) -> str:
 def test_a_dataframe_becomes_requests(spark: "SparkSession", tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("inbox").mkdir()
-    [code] = run_here("docs/how-to/spark.md", __file__)
+    _, code = run_here("docs/how-to/spark.md", __file__)
     ends_at = datetime(2027, 1, 2, 3, 4, 5, 678_000, tzinfo=UTC)
     trials = spark.createDataFrame(
         [("ada", "gold", ends_at), ("bob", "tin", ends_at)], "user string, plan string, ends_at timestamp"
@@ -64,6 +65,28 @@ def test_a_dataframe_becomes_requests(spark: "SparkSession", tmp_path: Path, mon
         (f"trial-{user}", "mail", int(ends_at.timestamp() * 1_000), f'{{"user":"{user}","plan":"{plan}"}}')
         for user, plan in (("ada", "gold"), ("bob", "tin"))
     }
+
+
+def test_a_table_is_scheduled(
+    spark: "SparkSession",
+    server: RealServer,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    import pipeline.spark  # late, as it imports Spark
+
+    monkeypatch.setitem(sys.modules, "duetime.spark", pipeline.spark)
+    monkeypatch.setenv("REDIS_URL", server.url)
+    monkeypatch.setenv("DUETIME_REDIS_NAMESPACE", f"test-{uuid.uuid4().hex}")
+    monkeypatch.setenv("DUETIME_LOCAL_STATE", str(tmp_path))
+    trials = spark.createDataFrame([("ada", "gold", None)], "user string, plan string, ends_at timestamp")
+    [of_readme] = [code for code in run_here("README.md", __file__) if "schedule" in code.text]
+    for _ in range(2):
+        exec(of_readme.text, {"spark": spark})
+    exec(run_here("docs/how-to/spark.md", __file__)[0].text, {"trials": trials})
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[:3] == ["1000 0 0", "0 1000 0", "0 0 1"] and "missing_due" in "".join(lines)
 
 
 def test_the_program_in_python_works(server: RealServer, tmp_path: Path) -> None:

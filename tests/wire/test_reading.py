@@ -10,6 +10,7 @@ from pipeline.config import RedisSettings
 from pipeline.core.messages import Message
 from pipeline.store.base import Scheduled, State
 from pipeline.store.by_id import MessagesById
+from pipeline.store.campaigns import Campaigns
 from pipeline.store.connection import connect
 from pipeline.store.dead_letters import DeadLetters
 from pipeline.store.heartbeats import add_up_loops, read_ingests, read_loops
@@ -22,7 +23,7 @@ from pipeline.store.topics import Topics
 from tests.consume.conftest import GROUP, TOPIC, Stage
 from tests.servers import RealServer
 from tests.wire.namespace import read_namespace, write_namespace
-from tests.wire.write import DAY_MS, FILE, FUTURE_MS, PAST_MS, file_of, fill
+from tests.wire.write import CAMPAIGN, DAY_MS, FILE, FUTURE_MS, PAST_MS, file_of, fill
 
 KEYS = Keys("duetime")
 HEADERS = {"lang": "de"}
@@ -173,5 +174,6 @@ def test_a_dead_letter_is_read_and_scheduled_again(stage: Stage) -> None:
 
 def test_what_the_jobs_said_of_themselves_is_read(stage: Stage) -> None:
     assert [one.source_id for one in read_ingests(stage.user, KEYS)] == ["source"]
+    assert Campaigns(stage.user, [KEYS]).find("sale") == CAMPAIGN
     loops = add_up_loops(one.stats for one in read_loops(stage.user, KEYS))
     assert (loops.delivered, loops.claimed) == (2, 2)

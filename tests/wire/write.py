@@ -19,6 +19,7 @@ from pipeline.config import ROOT, RedisSettings, TopicSettings
 from pipeline.core.messages import Cancellation, Message, Replacement
 from pipeline.store.base import Changed, Transaction
 from pipeline.store.by_id import MessagesById
+from pipeline.store.campaigns import Campaign, Campaigns
 from pipeline.store.connection import connect
 from pipeline.store.heartbeats import write_ingest
 from pipeline.store.keys import Keys
@@ -36,6 +37,8 @@ FILE = Path(__file__).with_name(f"version-{FORMAT_VERSION}.json")
 PAST_MS, FUTURE_MS = 1_000, 4_102_444_800_000  # the year 2100
 DAY_MS = 86_400_000
 
+CAMPAIGN = Campaign(stage="sale-1", folder="s3a://staging/sale-1", arrival_ms=PAST_MS, files=2, refused=1)
+
 
 def fill(server: RealServer) -> Keys:
     """Bring an empty server into a state that has all there can be, and return the keys of its namespace."""
@@ -44,6 +47,7 @@ def fill(server: RealServer) -> Keys:
     assert open_namespace(user, settings, may_create=True)
     run_a_loop(server)
     write_ingest(user, keys, progress("source", PAST_MS))
+    assert Campaigns(user, [keys]).begin("sale", CAMPAIGN, 3_600) == CAMPAIGN
     stage = Stage(client, user, keys)
     fill_streams(stage)
     fill_topics(stage)

@@ -1,0 +1,68 @@
+"""What is known of campaigns: tables whose rows are scheduled once, for their name."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from pipeline.store.connection import translated_errors
+from pipeline.store.keys import Keys
+from pipeline.store.topology import client_of
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Campaign:
+    """Where the rows of a campaign are staged, and what became of them.
+
+    Args:
+        stage: the name of its folder of staged files, and of the source of their progress markers; unique among all that ever were.
+
+        folder: the URL of that folder.
+
+        arrival_ms: when it was staged, epoch ms UTC, which delays count from.
+
+        files: of accepted rows; ``refused`` counts rows that are no requests.
+
+        accepted: rows that are stored, once it ``is_done``.
+    """
+
+    stage: str
+    folder: str
+    arrival_ms: int
+    files: int
+    refused: int
+    accepted: int = 0
+    is_done: bool = False
+
+
+class Campaigns:
+    """The campaigns of a namespace, in its first shard. Each verb may raise ``StoreUnavailable``: then it may be said again."""
+
+    def __init__(self, client: Any, shards: Sequence[Keys]) -> None:
+        self._client = client_of(client, shards[0])
+        self._all_shards = [(client_of(client, keys), keys) for keys in shards]
+        self._keys = shards[0]
+
+    def find(self, name: str) -> Campaign | None:
+        """Return the campaign of a name, None if it is not known, or was forgotten."""
+        with translated_errors():
+            found = self._client.get(self._keys.campaign(name))
+        return msgspec.json.decode(found, type=Campaign) if found else None
+
+    def begin(self, name: str, campaign: Campaign, keep_sec: int) -> Campaign:
+        """Make a campaign known for so long, unless there is one of that name; returns the one that is there now."""
+        with translated_errors():
+            self._client.set(self._keys.campaign(name), msgspec.json.encode(campaign), nx=True, ex=keep_sec)
+        return self.find(name) or campaign
+
+    def finish(self, name: str, campaign: Campaign, keep_sec: int) -> None:
+        """Note that all is stored. Its progress markers expire after ``keep_sec``: others may be storing it, too."""
+        with translated_errors():
+            self._client.set(self._keys.campaign(name), msgspec.json.encode(campaign), xx=True, keepttl=True)
+            for client, keys in self._all_shards:
+                pipeline = client.pipeline(transaction=False)
+                for part_id in client.zrange(keys.markers(campaign.stage), 0, -1):
+                    pipeline.expire(keys.marker(campaign.stage, part_id.decode()), keep_sec)
+                pipeline.expire(keys.markers(campaign.stage), keep_sec)
+                pipeline.execute()

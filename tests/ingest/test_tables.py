@@ -1,0 +1,282 @@
+"""The rows of a table are scheduled once for their name, whatever is cut off, called again or called by two at once."""
+
+import re
+import uuid
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from chispa import assert_df_equality
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from pipeline.config import RedisSettings, Settings
+from pipeline.core.errors import ConfigError, PipelineError
+from pipeline.core.messages import Message
+from pipeline.ingest import tables
+from pipeline.ingest.tables import ScheduledTable, schedule_table
+from pipeline.ingest.transforms import with_staged_columns
+from pipeline.spark import schedule
+from pipeline.store.connection import connect
+from pipeline.store.keys import keys_of
+from pipeline.store.namespace import open_namespace
+from pipeline.store.stats import read_stats
+from tests.leaks import find_leaks
+from tests.servers import RealServer
+
+KEEP_SEC = 3_600
+HOUR_MS = 3_600_000
+
+
+class Stage:
+    """A namespace, and a folder to stage tables in."""
+
+    def __init__(self, server: RealServer, folder: Path) -> None:
+        self.server, self.folder = server, folder
+        redis_settings = RedisSettings(url=server.url, namespace=f"test-{uuid.uuid4().hex}")
+        self.settings = replace(Settings(), redis=redis_settings)
+        self.settings = replace(
+            self.settings,
+            ingest=replace(self.settings.ingest, rejects=str(folder / "rejects"), transaction_messages=50),
+        )
+        self.client: Any = connect(redis_settings)
+        self.keys = keys_of(redis_settings)[0]
+        open_namespace(self.client, redis_settings, may_create=True)
+
+    def schedule(self, table: DataFrame, name: str = "sale", **columns: str) -> ScheduledTable:
+        return schedule_table(table, name, columns, f"file://{self.folder}", KEEP_SEC, self.client, self.settings)
+
+    def messages(self) -> list[Message]:
+        """Return what is scheduled."""
+        found = []
+        for start in self.client.zrange(self.keys.buckets(), 0, -1):
+            rows = self.client.zrange(self.keys.bucket(int(start)), 0, -1, withscores=True)
+            found += [Message.from_member(member, int(due_ms)) for member, due_ms in rows]
+        return found
+
+    def bodies(self) -> Counter[str]:
+        return Counter(message.body for message in self.messages())
+
+    def staged(self) -> list[str]:
+        return sorted(str(path.relative_to(self.folder)) for path in self.folder.rglob("part-*"))
+
+
+@pytest.fixture
+def stage(server: RealServer, tmp_path: Path) -> Iterator[Stage]:
+    yield Stage(server, tmp_path)
+
+
+def later(spark: SparkSession, rows: int, partitions: int = 3) -> DataFrame:
+    return spark.range(0, rows, 1, partitions).select(
+        F.concat(F.lit("m"), "id").alias("message"), F.lit(3_600).alias("delay_sec")
+    )
+
+
+def test_each_row_is_scheduled_once_and_those_that_are_no_requests_come_back(spark: SparkSession, stage: Stage) -> None:
+    table = spark.createDataFrame(
+        [
+            ("tea", 90, "tea-1", "kitchen", {"a": "b"}),
+            ('quoted "\n\\ é', 5_400, None, None, None),
+            (None, 1, None, None, None),
+            ("who?", 1, "a b", None, None),
+            ("again", 90, "tea-1", None, None),
+        ],
+        "message string, delay_sec int, id string, topic string, headers map<string,string>",
+    )
+    done = stage.schedule(table)
+    assert (done.name, done.stored, done.known, done.refused_count) == ("sale", 2, 1, 2)
+    messages = {message.body: message for message in stage.messages()}
+    tea = messages.get("tea") or messages["again"]
+    assert tea.id == "tea-1" and (tea.topic, tea.headers) in (("kitchen", {"a": "b"}), ("default", {}))
+    assert messages['quoted "\n\\ é'].due_ms - tea.due_ms == 5_310_000
+    wanted = spark.createDataFrame(
+        [(None, 1, None, "missing_message"), ("who?", 1, "a b", "bad_id")],
+        "message string, delay_sec int, id string, reason string",
+    )
+    found = done.refused.drop("topic", "headers")
+    assert_df_equality(found, wanted, ignore_nullable=True, ignore_row_order=True)
+    assert all("refused=true" in path for path in stage.staged()), "what is stored is not kept"
+    assert read_stats(stage.client, [stage.keys]).counters["stored"] == 2
+
+
+@pytest.mark.parametrize(
+    ("due", "due_ms"),
+    [
+        ("timestamp '2030-01-01 00:00:00.0005+01:00'", 1_893_452_400_001),
+        ("'2030-01-01T00:00:00+01:00'", 1_893_452_400_000),
+        ("1893452400000", 1_893_452_400_000),
+        ("timestamp '1970-01-05 00:00:00Z'", 100_000_000_000),
+        ("timestamp '9999-12-31 23:59:59Z'", 253_402_300_799_000),
+    ],
+)
+def test_columns_may_have_other_names_and_a_message_fields(
+    spark: SparkSession, stage: Stage, due: str, due_ms: int
+) -> None:
+    body = F.struct(F.lit(7).alias("order"), F.lit("tea").alias("what")).alias("of what")
+    done = stage.schedule(spark.range(1).select(body, F.expr(due).alias("ends at")), message="of what", due="ends at")
+    assert done.stored == 1
+    [message] = stage.messages()
+    assert (message.body, message.due_ms) == ('{"order":7,"what":"tea"}', due_ms)
+    assert done.refused.columns == ["message", "due", "reason"] and done.refused.count() == 0
+
+
+def test_a_plan_that_gives_other_rows_each_time_is_scheduled_once(spark: SparkSession, stage: Stage) -> None:
+    table = spark.range(0, 30_000, 1, 3).select(
+        F.concat(F.lit("m"), F.rand()).alias("message"), (F.rand() * 3_600).alias("delay_sec")
+    )
+    first = stage.schedule(table)
+    assert (first.stored, first.known) == (30_000, 0)
+    again = stage.schedule(table.repartition(7))
+    assert (again.stored, again.known, again.refused_count) == (0, 30_000, 0)
+    assert stage.bodies().total() == 30_000
+    other = stage.schedule(table, "another sale".replace(" ", "-"))
+    assert other.stored == 30_000
+
+
+@pytest.mark.parametrize("cut_off", ["before it is known", "before it is stored", "in the middle", "before it is done"])
+def test_a_call_that_is_cut_off_is_completed_by_the_next(
+    spark: SparkSession, stage: Stage, monkeypatch: pytest.MonkeyPatch, cut_off: str
+) -> None:
+    """The second call has a table with other rows, in other partitions."""
+    table = later(spark, 25_000).select(F.concat("message", F.rand()).alias("message"), "delay_sec")
+
+    def die(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    def some(files: DataFrame, stage: str, arrival_ms: int) -> DataFrame:
+        return with_staged_columns(files, stage, arrival_ms).where("file_name like 'part-00001%'")
+
+    targets = {
+        "before it is known": (tables.Campaigns, "begin", die),
+        "before it is stored": (tables, "_load", die),
+        "in the middle": (tables, "with_staged_columns", some),
+        "before it is done": (tables.Campaigns, "finish", die),
+    }
+    with monkeypatch.context() as patched:
+        patched.setattr(*targets[cut_off])
+        with pytest.raises(PipelineError if cut_off == "in the middle" else KeyboardInterrupt):
+            stage.schedule(table)
+    first = stage.bodies()
+    done = stage.schedule(table.repartition(5))
+    assert (done.stored + done.known, done.refused_count) == (25_000, 0)
+    assert stage.bodies().total() == len(stage.bodies()) == 25_000
+    assert first <= stage.bodies() and (0 < done.known < 25_000) == (cut_off == "in the middle")
+    assert stage.schedule(table).known == 25_000
+
+
+def test_of_two_calls_at_once_one_counts(spark: SparkSession, stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One comes from behind while the other has staged its rows, and is done before it."""
+    begin, others = tables.Campaigns.begin, []
+
+    def overtaken(*arguments: Any) -> Any:
+        monkeypatch.setattr(tables.Campaigns, "begin", begin)
+        others.append(stage.schedule(later(spark, 10)))
+        return begin(*arguments)
+
+    monkeypatch.setattr(tables.Campaigns, "begin", overtaken)
+    done = stage.schedule(later(spark, 1_000))
+    assert (others[0].stored, done.stored, done.known) == (10, 0, 10)
+    assert stage.bodies() == Counter(f"m{number}" for number in range(10))
+    assert stage.staged() == []
+
+
+def test_a_call_whose_files_are_gone_as_another_one_has_stored_them_is_done(
+    spark: SparkSession, stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    load, others = tables._load, []
+
+    def overtaken(*arguments: Any) -> Any:
+        monkeypatch.setattr(tables, "_load", load)
+        others.append(stage.schedule(later(spark, 10)))
+        return load(*arguments)
+
+    monkeypatch.setattr(tables, "_load", overtaken)
+    done = stage.schedule(later(spark, 1_000))
+    assert (others[0].stored, done.stored, done.known) == (1_000, 0, 1_000)
+
+
+def test_a_folder_that_is_away_is_an_error_and_not_an_empty_one(
+    spark: SparkSession, stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def die(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(tables, "_load", die)
+        stage.schedule(later(spark, 10))
+    [folder] = stage.folder.glob("sale-*")
+    folder.rename(stage.folder / "away")
+    with pytest.raises(PipelineError, match="has 0 of its 3 files"):
+        stage.schedule(later(spark, 10))
+    assert stage.messages() == []
+    (stage.folder / "away").rename(folder)
+    assert stage.schedule(later(spark, 10)).stored == 10
+
+
+def test_what_is_known_of_a_campaign_expires(spark: SparkSession, stage: Stage) -> None:
+    stage.schedule(later(spark, 10))
+    kept = stage.settings.ingest.marker_keep_sec
+    markers = list(stage.server.client().scan_iter(f"{{{stage.keys.tag}}}:marker*"))
+    assert len(markers) == 3 + 1 and all(0 < stage.server.client().ttl(key) <= kept for key in markers)
+    assert KEEP_SEC - 60 < stage.server.client().ttl(stage.keys.campaign("sale")) <= KEEP_SEC
+    assert find_leaks(stage.server.client()) == []
+
+
+def test_no_rows_are_a_campaign_too(spark: SparkSession, stage: Stage) -> None:
+    empty = later(spark, 0)
+    assert [(done.stored, done.known) for done in (stage.schedule(empty), stage.schedule(later(spark, 9)))] == [
+        (0, 0)
+    ] * 2
+
+
+@pytest.mark.parametrize(
+    ("columns", "wrong", "sentence"),
+    [
+        ({"message": "text"}, ConfigError, "The table has no column text; it has message, delay_sec."),
+        ({"body": "message"}, ConfigError, "A request has no body; its fields are message, due,"),
+        ({"message": "delay_sec"}, ConfigError, "The column message is no field of a request: leave it out, or say"),
+        (
+            {"headers": "message", "message": "delay_sec"},
+            TypeError,
+            "The column message is of type int, which no request has.",
+        ),
+    ],
+)
+def test_columns_that_make_no_request_are_told(
+    spark: SparkSession, stage: Stage, columns: dict[str, str], wrong: type[Exception], sentence: str
+) -> None:
+    with pytest.raises(wrong, match=re.escape(sentence)):
+        stage.schedule(later(spark, 1), **columns)
+    assert stage.staged() == []
+
+
+def test_a_table_is_scheduled_on_the_server_of_the_environment(
+    spark: SparkSession, stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("REDIS_URL", stage.server.url)
+    monkeypatch.setenv("DUETIME_REDIS_NAMESPACE", stage.settings.redis.namespace)
+    monkeypatch.setenv("DUETIME_LOCAL_STATE", str(stage.folder / "state"))
+    assert schedule(later(spark, 5), "sale").stored == 5
+    assert schedule(later(spark, 5), "sale", keep_days=1).known == 5
+    assert list((stage.folder / "state" / "staging").glob("sale-*"))
+    with pytest.raises(ConfigError, match="A campaign has"):
+        schedule(later(spark, 5), "a sale")
+
+
+def test_a_stream_schedules_its_batches(spark: SparkSession, stage: Stage) -> None:
+    """A batch that is played again is known by its number."""
+    (stage.folder / "in").mkdir()
+    (stage.folder / "in" / "a.json").write_text('{"message":"a","delay_sec":60}\n{"message":"b","delay_sec":-1}\n')
+    done: list[ScheduledTable] = []
+
+    def write(batch: DataFrame, number: int) -> None:
+        done.append(stage.schedule(batch, f"orders-{number}"))
+
+    for attempt in range(2):
+        rows = spark.readStream.schema("message string, delay_sec int").json(str(stage.folder / "in"))
+        query = rows.writeStream.foreachBatch(write).option("checkpointLocation", str(stage.folder / f"{attempt}"))
+        query.trigger(availableNow=True).start().awaitTermination(120)
+    assert [(each.stored, each.known, each.refused_count) for each in done] == [(1, 0, 1), (0, 1, 1)]
