@@ -28,7 +28,7 @@ from bench.common import (
 from bench.meter import measure
 from bench.raw import Buffer, fill_buffers, pack_zadds, send_buffers
 from bench.server import Server, empty_server
-from bench.session import collect_garbage, java_version, parse_ours, spark_session, store_ours
+from bench.session import collect_garbage, java_version, parse_ours, schedule_ours, spark_session, store_ours
 from bench.usual import read_requests, store_grouped, store_row_by_row
 from bench.workload import ARRIVAL_MS, FORMS, Workload, bucket_start_ms, write_workload
 from pipeline.config import IngestSettings, RedisSettings
@@ -45,6 +45,7 @@ TITLES = {
     "id": "ours, each with an id",
     "everything": "ours, each with everything",
     "csv": "ours, from CSV",
+    "table": "ours, from a table in Parquet: schedule",
     "usual": "usual: a ZADD a row, pipeline of 1,000",
     "usual_topic": "usual, each with a topic",
     "usual_due": "usual, each with an ISO due time",
@@ -125,11 +126,13 @@ def make_subjects(spark: SparkSession, forms: Mapping[str, Workload]) -> list[Su
         folder = folders[form]
         return Subject(name, lambda s: store_row_by_row(read_requests(spark, folder, form), s.url), holds_all)
 
-    plain = folders["plain"]
+    plain, table = folders["plain"], str(WORK / "table")
+    read_requests(spark, plain, "plain").withColumnRenamed("due_ms", "due").write.parquet(table)
     others = [form for form in FORMS if form != "plain"]
     return [
         ours("ours", "plain"),
         *(ours(form, form) for form in others),
+        Subject("table", lambda s: schedule_ours(spark.read.parquet(table), s.url), holds_all),
         usual("usual", "plain"),
         *(usual(f"usual_{form}", form) for form in others),
         Subject("grouped", lambda s: store_grouped(read_requests(spark, plain, "plain"), s.url), holds_all),

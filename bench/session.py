@@ -5,19 +5,25 @@ import shlex
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 
-from pipeline.config import IngestSettings, RedisSettings
+from bench.common import WORK
+from pipeline.config import IngestSettings, RedisSettings, Settings
 from pipeline.core.clock import SystemClock
 from pipeline.ingest.query import open_session
 from pipeline.ingest.readers import read_landing_once
 from pipeline.ingest.stores import WriterSettings
+from pipeline.ingest.tables import schedule_table
 from pipeline.ingest.writer import BatchWriter, count_lines
 from pipeline.runtime.submit import spark_environ
+from pipeline.store.connection import connect
+from pipeline.store.namespace import open_namespace
 
 SOURCE_ID = "bench"
+KEEP_SEC = 3_600
 
 
 @contextmanager
@@ -57,6 +63,14 @@ def store_ours(spark: SparkSession, folder: Path, url: str, rejects: Path) -> No
         transaction_messages=IngestSettings().transaction_messages,
     )
     BatchWriter(settings, SystemClock(), lambda *told: None)(read_landing_once(spark, str(folder)), 0)
+
+
+def schedule_ours(table: DataFrame, url: str) -> None:
+    """Schedule a table for a name that nobody has used, staged in the bench's folder."""
+    settings = replace(Settings(), redis=RedisSettings(url=url))
+    client = connect(settings.redis)
+    open_namespace(client, settings.redis, may_create=True)
+    schedule_table(table, "bench", {}, str(WORK / "staging"), KEEP_SEC, client, settings)
 
 
 def parse_ours(spark: SparkSession, folder: Path) -> None:
