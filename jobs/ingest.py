@@ -31,6 +31,7 @@ from pipeline.core.errors import ConfigError
 from pipeline.core.files import make_writable
 from pipeline.ingest.bar import intake_bar
 from pipeline.ingest.checkpoint import CheckpointRoller
+from pipeline.ingest.executors import check_executors
 from pipeline.ingest.landed import LandingFiles
 from pipeline.ingest.loop import MarkerSweeper, run_once, run_to_the_end, run_until_stopped, wait_for_first_look
 from pipeline.ingest.progress import BatchReporter
@@ -172,14 +173,6 @@ def landing_upkeep(
     return landing, sweeper, roller
 
 
-def check_master(spark: SparkSession, settings: Settings) -> None:
-    """Refuse executors on other machines together with a server that only this machine reaches."""
-    if not settings.redis.url and not str(spark.sparkContext.master).startswith("local"):
-        raise ConfigError(
-            "Executors on other machines can't reach the private server; name one with --redis or REDIS_URL."
-        )
-
-
 def main(arguments: list[str], stop: Stop) -> int:
     """Run the ingest query until it is stopped, or once."""
     given, settings = parse_arguments(arguments)
@@ -197,7 +190,7 @@ def main(arguments: list[str], stop: Stop) -> int:
                 spark = beside.submit(open_session).result()
             stack.callback(_stop_spark, spark)
             stack.enter_context(java_watched(stop))
-            check_master(spark, settings)
+            rejects_mark = check_executors(spark, settings, connection.settings, source)
         if stop():
             log.info("stopped while Spark was starting")
             return EXIT_SUCCESS
@@ -207,7 +200,7 @@ def main(arguments: list[str], stop: Stop) -> int:
         background.start()
         stack.callback(background.stop)
         if not stop():
-            _run(given.once, settings, connection, spark, source, checkpoint, heartbeat, stop)
+            _run(given.once, settings, connection, spark, source, checkpoint, heartbeat, rejects_mark, stop)
     return EXIT_SUCCESS
 
 
@@ -239,6 +232,7 @@ def _run(
     source: Source,
     checkpoint: str,
     heartbeat: IngestHeartbeat,
+    rejects_mark: str,
     stop: Stop,
 ) -> None:
     clock, store = SystemClock(), ShardedMarkers(open_shards(connection.client, connection.settings))
@@ -257,6 +251,7 @@ def _run(
         settings.drain.id_retention_sec,
         settings.ingest.wait_for_replicas,
         tells_history=may_fail_over(settings.redis.url),
+        rejects_mark=rejects_mark,
     )
     rows, write = open_rows(spark, settings, source, writer_settings, store)
     writer = BatchWriter(writer_settings, clock, reporter.report, write)

@@ -3,10 +3,12 @@
 import contextlib
 import fcntl
 import os
+import secrets
 from pathlib import Path
 from typing import IO, Any, Final
 
 SCRATCH_PREFIX: Final = ".tmp-"  # of files that are about to be renamed into place
+MARK_NAME: Final = ".folder-id"
 
 
 def make_writable(folder: Path) -> None:
@@ -19,6 +21,26 @@ def make_writable(folder: Path) -> None:
     probe = folder / f".probe-{os.getpid()}"
     probe.touch()
     probe.unlink()
+
+
+def mark_folder(folder: Path) -> str:
+    """Return the random text that tells a folder from all others, also from one of the same path on another machine.
+
+    Raises:
+        OSError: it can't be read or written.
+    """
+    path = folder / MARK_NAME
+    if not read_mark(folder):
+        write_whole(path, secrets.token_hex(16).encode())
+    return path.read_text(encoding="ascii")
+
+
+def read_mark(folder: Path) -> str:
+    """Return what ``mark_folder`` does for a folder that has it, or "" if the folder or its mark is not to be seen here."""
+    try:
+        return (folder / MARK_NAME).read_text(encoding="ascii", errors="replace")
+    except OSError:
+        return ""
 
 
 def write_whole(path: str | os.PathLike[str], data: bytes) -> None:

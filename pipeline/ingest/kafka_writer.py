@@ -62,7 +62,7 @@ class RangeWriter(PartitionWriter):
         stores = list(zip(open_stores(self._settings.redis), open_changing_stores(self._settings), strict=True))
         clients = self._open_clients(self._read.properties)
         summary = Summary()
-        with RejectsWriter(Path(self._settings.rejects)) as rejects:
+        with RejectsWriter(Path(self._settings.rejects), self._settings.rejects_mark) as rejects:
             for batch in batches:
                 for row in batch.to_pylist():
                     partition = Partition(row["topic"], row["topic_id"], row["partition"])

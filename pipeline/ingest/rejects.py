@@ -9,11 +9,13 @@ import contextlib
 import json
 import os
 import secrets
+import socket
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import IO, Any, Self
 
-from pipeline.core.files import put_in_place
+from pipeline.core.errors import PipelineError
+from pipeline.core.files import put_in_place, read_mark
 from pipeline.core.text import visible
 from pipeline.ingest.parsing import FileText, RejectedLine
 from pipeline.landing.names import rejects_name
@@ -42,10 +44,13 @@ class RejectsWriter:
 
     Args:
         folder: a local folder, or one that every executor has mounted.
+
+        mark: of that folder, if executors run on other machines than the driver; "" if they don't, and may make it.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, mark: str = "") -> None:
         self._folder = folder
+        self._mark = mark
         self._place = Path()  # of the rejects of the file that is written
         self._file: IO[str] | None = None
 
@@ -60,7 +65,11 @@ class RejectsWriter:
                 os.unlink(file.name)
 
     def write(self, file: FileText, records: Iterable[dict[str, Any]]) -> None:
-        """Append the records of a part of the file."""
+        """Append the records of a part of the file.
+
+        Raises:
+            PipelineError: this executor does not see the driver's folder; nobody would look for rejects on its own disk.
+        """
         place = self._folder / rejects_name(file.arrival_ms, file.name, file.token)
         if place != self._place:
             self.close()
@@ -68,9 +77,17 @@ class RejectsWriter:
         for record in records:
             if self._file is None:
                 work = self._folder / WORK_NAME / f"{place.name}.{secrets.token_hex(8)}"  # one a task
-                work.parent.mkdir(parents=True, exist_ok=True)
+                self._make_place(work.parent)
                 self._file = work.open("w", encoding="utf-8")
             self._file.write(json.dumps(record, ensure_ascii=False) + "\n")
+
+    def _make_place(self, work: Path) -> None:
+        if self._mark and read_mark(self._folder) != self._mark:
+            raise PipelineError(
+                f"An executor on {socket.gethostname()} does not see the rejects folder {self._folder}: mount it on every "
+                "executor and start the job again; this batch is read once more then."
+            )
+        work.mkdir(parents=True, exist_ok=True)
 
     def close(self) -> None:
         """Put the file in place."""

@@ -33,6 +33,7 @@ class WriterSettings:
     id_retention_sec: int = DrainSettings().id_retention_sec
     wait_for_replicas: int = 0
     tells_history: bool = False  # whether writers tell of the history of the servers that they wrote to
+    rejects_mark: str = ""  # of the folder that all writers share, as ``RejectsWriter`` has it
 
 
 def retrying(call: Callable[[], T]) -> T:

@@ -163,7 +163,7 @@ class PartitionWriter:
         stores = zip(open_stores(self._settings.redis), open_changing_stores(self._settings), strict=True)
         shards = [ShardWriter(store, changing, self._settings) for store, changing in stores]
         summary = Summary()
-        with RejectsWriter(Path(self._settings.rejects)) as rejects:
+        with RejectsWriter(Path(self._settings.rejects), self._settings.rejects_mark) as rejects:
             for file in file_texts(batches):
                 summary.file_tokens.append(file.token)
                 for part in parse_file(file):

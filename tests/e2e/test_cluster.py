@@ -1,19 +1,22 @@
-"""The ingest job on a cluster: a standalone master with workers on this machine, one of which lacks the input folder."""
+"""The ingest job on a cluster: a standalone master with workers on this machine."""
 
 import os
 import re
 import shutil
 import socket
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 
+import psutil
 import pytest
 
 from pipeline.runtime.submit import spark_environ
 from tests.e2e.commands import Checkout, Command
-from tests.servers import real_server
+from tests.servers import RealServer, real_server
+
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("spark-cluster")]
 
 FILES = 8
 JOB_SEC = 300.0  # four more JVMs on a machine that is busy with other tests
@@ -32,19 +35,38 @@ OPTIONS = {
 
 def can_mount() -> bool:
     """Whether a process of ours may have a view of the file system of its own."""
-    return (
-        shutil.which("unshare") is not None and subprocess.run(["unshare", "-rm", "true"], check=False).returncode == 0
-    )
+    found = shutil.which("unshare") and shutil.which("nsenter")
+    return found is not None and subprocess.run(["unshare", "-rm", "true"], check=False).returncode == 0
+
+
+needs_mounts = pytest.mark.skipif(not can_mount(), reason="needs mount namespaces (unshare -rm)")
+
+
+class Worker(Command):
+    """A worker of one core, with a view of the file system of its own, from which folders can be hidden at any time."""
+
+    def hide(self, *folders: Path) -> None:
+        enter = ["nsenter", "-t", str(self.process.pid), "-U", "-m", "--preserve-credentials"]
+        for folder in folders:
+            subprocess.run([*enter, "mount", "-t", "tmpfs", "none", str(folder)], check=True)
+
+    def kill(self) -> None:
+        """End it and its executors as a power cut does."""
+        for process in [*psutil.Process(self.process.pid).children(recursive=True), psutil.Process(self.process.pid)]:
+            process.kill()
+        self.end()
 
 
 class Cluster:
-    """A standalone master, and workers of one core each."""
+    """A standalone master, and its workers."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._environ = {**os.environ, **spark_environ(os.environ), "SPARK_LOCAL_IP": "127.0.0.1"}
         self._environ["SPARK_DAEMON_MEMORY"] = "256m"
         self._environ["SPARK_CONF_DIR"] = str(folder)  # ours would keep the lines from being logged that are waited for
+        for name in ("PYTHONPATH", "PYSPARK_PYTHON"):  # of the machine that the tests run on, not of a worker
+            self._environ.pop(name, None)
         self._started: list[Command] = []
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
@@ -53,33 +75,21 @@ class Cluster:
         self._port = str(port)
 
     def start(self) -> None:
-        self._start("master.Master", "--port", self._port).wait_for_line("I have been elected leader")
+        master = Command(self._daemon("master.Master", "--port", self._port), self._environ, self._folder)
+        self._started.append(master)
+        master.wait_for_line("I have been elected leader")
 
-    def add_worker(self, blind_to: Path | None = None) -> Command:
-        """Start a worker, from whose view of the file system one folder may be hidden."""
-        hide = (
-            ["unshare", "-rm", "sh", "-c", 'mount -t tmpfs none "$0" && exec "$@"', str(blind_to)] if blind_to else []
-        )
+    def add_worker(self) -> Worker:
         work = self._folder / f"work-{len(self._started)}"
-        arguments = ("--cores", "1", "--memory", "768m", "--work-dir", str(work), self.url)
-        worker = self._start("worker.Worker", *arguments, through=hide)
+        daemon = self._daemon("worker.Worker", "--cores", "1", "--memory", "768m", "--work-dir", str(work), self.url)
+        worker = Worker(["unshare", "-rm", *daemon], self._environ, self._folder)
+        self._started.append(worker)
         worker.wait_for_line("Successfully registered with master")
         return worker
 
-    def _start(self, name: str, *arguments: str, through: list[str] | None = None) -> Command:
-        program = Path(self._environ["SPARK_HOME"], "bin", "spark-class")
-        daemon = [
-            str(program),
-            f"org.apache.spark.deploy.{name}",
-            "--host",
-            "127.0.0.1",
-            "--webui-port",
-            "0",
-            *arguments,
-        ]
-        started = Command([*(through or []), *daemon], self._environ, self._folder)
-        self._started.append(started)
-        return started
+    def _daemon(self, name: str, *arguments: str) -> list[str]:
+        program = str(Path(self._environ["SPARK_HOME"], "bin", "spark-class"))
+        return [program, f"org.apache.spark.deploy.{name}", "--host", "127.0.0.1", "--webui-port", "0", *arguments]
 
     def close(self) -> None:
         for command in reversed(self._started):
@@ -96,38 +106,77 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
         yield cluster
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(not can_mount(), reason="needs mount namespaces (unshare -rm)")
-def test_files_that_an_executor_does_not_see_fail_the_batch_and_none_is_lost(
-    cluster: Cluster, checkout: Checkout
-) -> None:
-    for number in range(FILES):
-        checkout.drop(f"{number}.jsonl", *({"message": f"{number}/{line}", "delay_sec": 3600} for line in range(2)))
-    cluster.add_worker()
-    blind = cluster.add_worker(blind_to=checkout.inbox)
-    options = [word for name, value in OPTIONS.items() for word in ("--conf", f"{name}={value}")]
+class Ingest:
+    """Runs the ingest job on a cluster."""
 
-    with real_server() as server:
-        environ = {"REDIS_URL": server.url, "SPARK_LOCAL_IP": "127.0.0.1"}
+    def __init__(self, cluster: Cluster, checkout: Checkout, server: RealServer) -> None:
+        self._cluster = cluster
+        self._checkout = checkout
+        self._environ = {"REDIS_URL": server.url, "SPARK_LOCAL_IP": "127.0.0.1"}
 
-        def take_in(*more: str) -> tuple[int, str]:
-            job = checkout.run("--master", cluster.url, *options, *more, "jobs/ingest.py", "--once", environ=environ)
-            code = job.end(JOB_SEC)
-            return code, job.screen()
+    def start(self, *arguments: str, options: Mapping[str, object] = OPTIONS, **environ: str) -> Command:
+        """Start it; arguments before ``jobs/ingest.py`` are for Spark, if it is named."""
+        words = [word for name, value in options.items() for word in ("--conf", f"{name}={value}")]
+        if "jobs/ingest.py" not in arguments:
+            arguments = ("jobs/ingest.py", *arguments)
+        given = ("--master", self._cluster.url, *words, *arguments)
+        return self._checkout.run(*given, environ={**self._environ, **environ})
 
-        code, screen = take_in()
-        assert code == 1, screen
-        sentence = (
-            rf"ingest: An executor on {re.escape(socket.gethostname())} does not see \S+/inbox/\.landing/\S+\+jsonl: .*"
-            r"nothing of this batch was deleted\."
-        )
-        assert re.search(sentence, screen), screen
-        assert len(list((checkout.inbox / ".landing").glob("[!.]*"))) == FILES, screen
+    def run(self, *arguments: str, options: Mapping[str, object] = OPTIONS, **environ: str) -> tuple[int, str]:
+        """Return how it ended, and what it said."""
+        job = self.start(*arguments, options=options, **environ)
+        code = job.end(JOB_SEC)
+        return code, job.screen()
 
-        blind.stop()
-        code, screen = take_in("--conf", "spark.cores.max=1")
-        assert code == 0, screen
-        assert list((checkout.inbox / ".landing").glob("[!.]*")) == []
-        command = checkout.run("jobs/status.py", "--format", "json", environ=environ)
+    def scheduled(self) -> int:
+        command = self._checkout.run("jobs/status.py", "--format", "json", environ=self._environ)
         assert command.end(30) == 0, command.screen()
-        assert command.records()[0]["scheduled"] == 2 * FILES
+        return command.records()[0]["scheduled"]
+
+
+def landed(checkout: Checkout) -> list[Path]:
+    return list((checkout.inbox / ".landing").glob("[!.]*"))
+
+
+@pytest.fixture
+def ingest(cluster: Cluster, checkout: Checkout) -> Iterator[Ingest]:
+    with real_server() as server:
+        yield Ingest(cluster, checkout, server)
+
+
+@needs_mounts
+def test_an_executor_that_does_not_see_the_folders_is_named_and_nothing_is_lost(
+    cluster: Cluster, checkout: Checkout, ingest: Ingest
+) -> None:
+    checkout.inbox.mkdir()
+    rejects = checkout.root / "rejects"
+    rejects.mkdir()
+    host = re.escape(socket.gethostname())
+    cluster.add_worker()
+    worker = cluster.add_worker()
+
+    job = ingest.start()
+    job.wait_for_line("ingest is up")
+    assert "2 executors have what they need" in job.screen()
+    worker.hide(checkout.inbox)  # as a mount that fails
+    for number in range(FILES):
+        checkout.drop(f"{number}.jsonl", {"message": "m", "delay_sec": 3600}, "no JSON")
+    assert job.end(JOB_SEC) == 1, job.screen()
+    sentence = rf"ingest: An executor on {host} does not see \S+/inbox/\.landing/\S+\+jsonl: .* nothing of this batch was deleted\."
+    assert re.search(sentence, job.screen()), job.screen()
+    assert len(landed(checkout)) == FILES, job.screen()
+
+    worker.hide(rejects)
+    code, screen = ingest.run("--once")
+    assert code == 1, screen
+    folders = r"the driver's input folder at \S+/inbox/\.landing, and the driver's rejects folder at \S+/rejects\."
+    lacks = rf"An executor on {host} lacks {folders}"
+    assert re.search(lacks, screen), screen
+    assert len(landed(checkout)) == FILES, screen
+
+    worker.stop()
+    code, screen = ingest.run("--once", options={**OPTIONS, "spark.cores.max": 1})
+    assert code == 0, screen
+    assert landed(checkout) == []
+    assert ingest.scheduled() == FILES
+    assert len(checkout.rejects()) == FILES

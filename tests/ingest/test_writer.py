@@ -13,7 +13,8 @@ from pyspark.sql import DataFrame, SparkSession
 
 from pipeline.config import RedisSettings
 from pipeline.core.clock import SystemClock
-from pipeline.core.errors import StoreUnavailable
+from pipeline.core.errors import PipelineError, StoreUnavailable
+from pipeline.core.files import mark_folder
 from pipeline.ingest.parsing import FileText
 from pipeline.ingest.query import query_failure, start_query
 from pipeline.ingest.readers import read_landing
@@ -210,6 +211,24 @@ def test_rejects_of_a_file_are_put_in_place_whole(tmp_path: Path) -> None:
     writer.close()
     assert (tmp_path / "rejects" / name).read_text() == '{"line": 1}\n{"line": 2}\n'
     assert files_in(tmp_path / "rejects") == [name]
+
+
+def test_an_executor_that_does_not_see_the_drivers_folder_writes_no_rejects_on_its_own_disk(tmp_path: Path) -> None:
+    file, drivers, own = landed("one.json", "T" * 14), tmp_path / "driver", tmp_path / "own"
+    drivers.mkdir()
+    mark = mark_folder(drivers)
+    assert mark == mark_folder(drivers)
+    for its_own in (False, True):
+        if its_own:
+            own.mkdir()
+            assert mark_folder(own) != mark
+        with pytest.raises(PipelineError, match=f"does not see the rejects folder {own}: mount it"):
+            RejectsWriter(own, mark).write(file, [{"line": 1}])
+        assert not list(own.rglob("*.jsonl*"))
+    with RejectsWriter(drivers, mark) as writer:
+        writer.write(file, [{"line": 1}])
+        writer.close()
+    assert len(list(drivers.glob("*.jsonl"))) == 1
 
 
 def test_what_a_dead_task_has_left_of_the_rejects_of_a_file_is_removed_with_the_next_try(tmp_path: Path) -> None:
