@@ -7,23 +7,29 @@
 - No arguments: the supervisor.
 """
 
-import hashlib
 import importlib.util
 import os
 import re
 import shlex
 import signal
 import sys
-import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from io import BytesIO
 from pathlib import Path
 from typing import NoReturn
 
 from pipeline.core.errors import ConfigError, PipelineError
 from pipeline.runtime.command_line import append_file, read_spark_setting, split_command_line, take_option
 from pipeline.runtime.process import open_standard_fds
+from pipeline.runtime.sending import (
+    PACK,
+    PYTHON,
+    check_cluster_mode,
+    pack_executors,
+    pack_package,
+    send_configuration,
+    send_packages,
+)
 
 ROOT = Path(__file__).resolve().parents[2]
 SPARK_JOB = "ingest.py"  # the only job that needs Spark, and with it Java
@@ -39,6 +45,8 @@ Usage:
       The first start with a private Redis drops a few sample messages into inbox/.
   ./spark-submit.sh [spark-submit options] SCRIPT [options]
       One job, or a Python script of your own. Jars and cluster mode work as with Spark's own spark-submit.
+  ./spark-submit.sh --pack-executors FILE.tar.gz
+      Pack the Python packages that executors need. In front of a job: send them along, too.
 
 Jobs (each has its own --help; only ingest needs Java, and only it has use for spark-submit options):
   jobs/ingest.py        take requests in, on this machine or on a cluster (--master ..., --deploy-mode ...)
@@ -85,6 +93,7 @@ def plan_program(argv: Sequence[str], environ: Mapping[str, str], *, root: Path 
         ConfigError: The command line is wrong, the script isn't there, or no Java is.
     """
     options, name, arguments = split_command_line(argv)
+    options, archives = take_option(options, PACK)
     environ = _with_our_package(environ, root)
     is_jar = name is None and any(argument.endswith(".jar") for argument in argv)
     if is_jar or ELSEWHERE.intersection(option.partition("=")[0] for option in options):
@@ -99,21 +108,27 @@ def plan_program(argv: Sequence[str], environ: Mapping[str, str], *, root: Path 
     if is_ours and (ABOUT.intersection(arguments) or not needs_spark):
         return Program((sys.executable, str(script), *arguments), dict(environ))
     if in_cluster:
-        _check_cluster_mode(master, is_local)
+        check_cluster_mode(master, is_local)
     if is_ours and not is_local:
         packed = pack_package(root, state_dir / "py-files")
         options = append_file(options, conf_dir, "--py-files", "spark.submit.pyFiles", packed)
     if is_ours and in_cluster:
         file = environ.get("DUETIME_CONFIG") or str(root / "conf" / "pipeline.toml")
-        options, arguments = _ship_configuration(options, arguments, conf_dir, file)
+        options, arguments = send_configuration(options, arguments, conf_dir, file)
+    python = read_spark_setting(options, conf_dir, "", "spark.pyspark.python") or environ.get("PYSPARK_PYTHON")
+    if archives:
+        if is_local:
+            raise ConfigError(f"{PACK} is for executors on other machines: name a cluster with --master.")
+        options = send_packages(options, conf_dir, pack_executors(Path(archives[-1])))
+        options += [] if python else ["--conf", f"spark.pyspark.python={PYTHON}"]
     if script is None or in_cluster:
         return _sparks_own([*options, str(script or name), *arguments], environ, root)
     child = {**environ, **spark_environ(environ, root, quiet=is_ours and is_local)}
     if is_local:
         child.setdefault("SPARK_LOCAL_IP", "127.0.0.1")  # nobody else has to reach this Spark
     # Workers run the Python that has our packages; on a cluster the user may know a better path.
-    named = read_spark_setting(options, conf_dir, "", "spark.pyspark.python") or environ.get("PYSPARK_PYTHON")
-    child["PYSPARK_PYTHON"] = named if named and not is_local else sys.executable
+    elsewhere = python or (PYTHON if archives else sys.executable)
+    child["PYSPARK_PYTHON"] = sys.executable if is_local else elsewhere
     child["PYSPARK_DRIVER_PYTHON"] = sys.executable
     child["PYSPARK_SUBMIT_ARGS"] = shlex.join([*options, "pyspark-shell"])
     return Program((sys.executable, str(script), *arguments), child)
@@ -136,40 +151,6 @@ def _find_script(name: str, root: Path) -> Path | None:
     job = Path("jobs", f"{Path(name).stem}.py")
     hint = f"did you mean {job}?" if (root / job).is_file() else "name a script, for example jobs/ingest.py."
     raise ConfigError(f"There is no script {name}: {hint}")
-
-
-def _check_cluster_mode(master: str, is_local: bool) -> None:
-    """Refuse what Spark would answer with a Java trace.
-
-    Raises:
-        ConfigError: ``master`` has no machines to run a Python driver on.
-    """
-    if is_local:
-        raise ConfigError(
-            f"--deploy-mode cluster needs a cluster, and {master} is this machine: name one with --master."
-        )
-    if master.startswith("spark://"):
-        raise ConfigError(
-            "A standalone cluster runs no Python drivers: leave --deploy-mode cluster out, so that it runs here."
-        )
-
-
-def _ship_configuration(
-    options: list[str], arguments: list[str], conf_dir: Path, default: str
-) -> tuple[list[str], list[str]]:
-    """Send the configuration file along to a driver in the cluster, and let the job read it there, by name.
-
-    It is ``default``, unless ``--config`` names one. Spark puts what ``--files`` names into the driver's working directory; if it
-    were not there, the job would refuse to start.
-
-    Raises:
-        ConfigError: there is no such file.
-    """
-    arguments, named = take_option(arguments, "--config")
-    file = Path([default, *named][-1]).resolve()
-    if not file.is_file():
-        raise ConfigError(f"There is no configuration file {file} to send along: name another with --config.")
-    return append_file(options, conf_dir, "--files", "spark.files", file), [*arguments, "--config", file.name]
 
 
 def _sparks_own(arguments: Sequence[str], environ: Mapping[str, str], root: Path) -> Program:
@@ -223,27 +204,6 @@ def _find_spark_home(environ: Mapping[str, str]) -> str:
     return str(theirs if any((theirs / "jars" / name).exists() for name in jars) else ours)
 
 
-def pack_package(root: Path, folder: Path) -> Path:
-    """Zip the ``pipeline`` package for executors and return its path.
-
-    The name holds the content's hash: a running job's file never changes, and the same sources give the same file.
-    """
-    buffer = BytesIO()
-    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
-        for path in sorted((root / "pipeline").rglob("*")):
-            if path.is_file() and "__pycache__" not in path.parts:
-                info = zipfile.ZipInfo(path.relative_to(root).as_posix())  # dated 1980
-                info.external_attr = 0o644 << 16
-                archive.writestr(info, path.read_bytes(), zipfile.ZIP_DEFLATED)
-    target = folder / f"pipeline-{hashlib.sha256(buffer.getvalue()).hexdigest()[:12]}.zip"
-    if not target.exists():
-        folder.mkdir(parents=True, exist_ok=True)
-        fresh = target.with_suffix(f".{os.getpid()}")
-        fresh.write_bytes(buffer.getvalue())
-        fresh.rename(target)
-    return target
-
-
 def print_versions() -> None:
     """Print what runs here, one line each."""
     from importlib.metadata import version
@@ -272,7 +232,12 @@ def main(argv: Sequence[str]) -> int:
             return supervise(ROOT, load_settings({}, os.environ))
         if list(argv) == ["--spark-help"]:
             argv = ["--usage-error"]
-        about = ABOUT.intersection(split_command_line(argv)[0])
+        options, script, _ = split_command_line(argv)
+        others, archives = take_option(options, PACK)
+        if archives and not others and not script:
+            print(pack_executors(Path(archives[-1])))
+            return 0
+        about = ABOUT.intersection(options)
         if about == {"--version"}:
             print_versions()
             return 0

@@ -5,6 +5,7 @@ import re
 import shutil
 import socket
 import subprocess
+import venv
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
@@ -12,13 +13,16 @@ from pathlib import Path
 import psutil
 import pytest
 
+from pipeline.runtime.sending import PYTHON
 from pipeline.runtime.submit import spark_environ
 from tests.e2e.commands import Checkout, Command
-from tests.servers import RealServer, real_server
+from tests.servers import RealServer
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("spark-cluster")]
 
+HOST = re.escape(socket.gethostname())
 FILES = 8
+LINES = 30_000  # of a large file
 JOB_SEC = 300.0  # four more JVMs on a machine that is busy with other tests
 OPTIONS = {
     "spark.executor.cores": 1,
@@ -28,6 +32,7 @@ OPTIONS = {
     # Both executors are there before the first task, so that each gets one.
     "spark.scheduler.minRegisteredResourcesRatio": 1,
     "spark.scheduler.maxRegisteredResourcesWaitingTime": "60s",
+    "spark.executor.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",  # as short a life as in other tests
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.driver.host": "127.0.0.1",
 }
@@ -58,51 +63,56 @@ class Worker(Command):
 
 
 class Cluster:
-    """A standalone master, and its workers."""
+    """A standalone master and its workers, on whose PATH is a Python of this version without any package."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
+        venv.create(folder / "bare", symlinks=True)
         self._environ = {**os.environ, **spark_environ(os.environ), "SPARK_LOCAL_IP": "127.0.0.1"}
         self._environ["SPARK_DAEMON_MEMORY"] = "256m"
         self._environ["SPARK_CONF_DIR"] = str(folder)  # ours would keep the lines from being logged that are waited for
+        self._environ["PATH"] = f"{folder}/bare/bin:{self._environ['PATH']}"
         for name in ("PYTHONPATH", "PYSPARK_PYTHON"):  # of the machine that the tests run on, not of a worker
             self._environ.pop(name, None)
-        self._started: list[Command] = []
+        self._workers: list[Worker] = []
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
         self.url = f"spark://127.0.0.1:{port}"
-        self._port = str(port)
+        self._master = Command(self._daemon("master.Master", "--port", str(port)), self._environ, self._folder)
 
-    def start(self) -> None:
-        master = Command(self._daemon("master.Master", "--port", self._port), self._environ, self._folder)
-        self._started.append(master)
-        master.wait_for_line("I have been elected leader")
+    def workers(self) -> tuple[Worker, Worker]:
+        """Return two that live, starting what is missing."""
+        self._master.wait_for_line("I have been elected leader")
+        living = [worker for worker in self._workers if worker.process.poll() is None]
+        fresh = [self._start(len(self._workers) + number) for number in range(2 - len(living))]
+        self._workers += fresh
+        for worker in fresh:
+            worker.wait_for_line("Successfully registered with master")
+        one, other = [*living, *fresh]
+        return one, other
 
-    def add_worker(self) -> Worker:
-        work = self._folder / f"work-{len(self._started)}"
-        daemon = self._daemon("worker.Worker", "--cores", "1", "--memory", "768m", "--work-dir", str(work), self.url)
-        worker = Worker(["unshare", "-rm", *daemon], self._environ, self._folder)
-        self._started.append(worker)
-        worker.wait_for_line("Successfully registered with master")
-        return worker
+    def _start(self, number: int) -> Worker:
+        work = str(self._folder / f"work-{number}")
+        daemon = self._daemon("worker.Worker", "--cores", "1", "--memory", "768m", "--work-dir", work, self.url)
+        return Worker(["unshare", "-rm", *daemon], self._environ, self._folder)
 
     def _daemon(self, name: str, *arguments: str) -> list[str]:
         program = str(Path(self._environ["SPARK_HOME"], "bin", "spark-class"))
         return [program, f"org.apache.spark.deploy.{name}", "--host", "127.0.0.1", "--webui-port", "0", *arguments]
 
     def close(self) -> None:
-        for command in reversed(self._started):
+        for command in (*self._workers, self._master):
             if command.process.poll() is None:
                 command.stop()
 
 
-@pytest.fixture
-def cluster(tmp_path: Path) -> Iterator[Cluster]:
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """One for all tests here: each start of Java on a busy machine takes seconds."""
+    cluster = Cluster(tmp_path_factory.mktemp("cluster"))
     with ExitStack() as stack:
-        cluster = Cluster(tmp_path)
         stack.callback(cluster.close)
-        cluster.start()
         yield cluster
 
 
@@ -128,41 +138,57 @@ class Ingest:
         code = job.end(JOB_SEC)
         return code, job.screen()
 
-    def scheduled(self) -> int:
-        command = self._checkout.run("jobs/status.py", "--format", "json", environ=self._environ)
-        assert command.end(30) == 0, command.screen()
-        return command.records()[0]["scheduled"]
-
 
 def landed(checkout: Checkout) -> list[Path]:
     return list((checkout.inbox / ".landing").glob("[!.]*"))
 
 
 @pytest.fixture
-def ingest(cluster: Cluster, checkout: Checkout) -> Iterator[Ingest]:
-    with real_server() as server:
-        yield Ingest(cluster, checkout, server)
+def ingest(cluster: Cluster, checkout: Checkout, server: RealServer) -> Ingest:
+    return Ingest(cluster, checkout, server)
+
+
+def stored(server: RealServer) -> list[int]:
+    """Return the numbers of the messages that are scheduled, one for each."""
+    with server.client() as client:
+        members = [each for key in client.scan_iter("*:bucket:*", _type="zset") for each in client.zrange(key, 0, -1)]
+    return sorted(int(member.rpartition(b"#")[2]) for member in members)
+
+
+@needs_mounts
+def test_a_worker_without_the_packages_is_named_and_one_option_sends_them(
+    cluster: Cluster, checkout: Checkout, ingest: Ingest, server: RealServer
+) -> None:
+    cluster.workers()
+    for number in range(FILES):
+        checkout.drop(f"{number}.jsonl", {"message": f"#{number}", "delay_sec": 3600})
+    code, screen = ingest.run("--once", PYSPARK_PYTHON=PYTHON)
+    assert code == 1, screen
+    lacks = rf"ingest: An executor on {HOST} lacks the Python packages numpy, pandas, pyarrow, msgspec, redis\."
+    assert re.search(lacks, screen), screen
+
+    code, screen = ingest.run("--pack-executors", "packages.tar.gz", "jobs/ingest.py", "--once")
+    assert code == 0, screen
+    assert "2 executors have what they need" in screen
+    assert stored(server) == list(range(FILES))
 
 
 @needs_mounts
 def test_an_executor_that_does_not_see_the_folders_is_named_and_nothing_is_lost(
-    cluster: Cluster, checkout: Checkout, ingest: Ingest
+    cluster: Cluster, checkout: Checkout, ingest: Ingest, server: RealServer
 ) -> None:
     checkout.inbox.mkdir()
     rejects = checkout.root / "rejects"
     rejects.mkdir()
-    host = re.escape(socket.gethostname())
-    cluster.add_worker()
-    worker = cluster.add_worker()
+    _, worker = cluster.workers()
 
     job = ingest.start()
     job.wait_for_line("ingest is up")
-    assert "2 executors have what they need" in job.screen()
     worker.hide(checkout.inbox)  # as a mount that fails
     for number in range(FILES):
-        checkout.drop(f"{number}.jsonl", {"message": "m", "delay_sec": 3600}, "no JSON")
+        checkout.drop(f"{number}.jsonl", {"message": f"#{number}", "delay_sec": 3600}, "no JSON")
     assert job.end(JOB_SEC) == 1, job.screen()
-    sentence = rf"ingest: An executor on {host} does not see \S+/inbox/\.landing/\S+\+jsonl: .* nothing of this batch was deleted\."
+    sentence = rf"ingest: An executor on {HOST} does not see \S+/inbox/\.landing/\S+\+jsonl: .* nothing of this batch was deleted\."
     assert re.search(sentence, job.screen()), job.screen()
     assert len(landed(checkout)) == FILES, job.screen()
 
@@ -170,7 +196,7 @@ def test_an_executor_that_does_not_see_the_folders_is_named_and_nothing_is_lost(
     code, screen = ingest.run("--once")
     assert code == 1, screen
     folders = r"the driver's input folder at \S+/inbox/\.landing, and the driver's rejects folder at \S+/rejects\."
-    lacks = rf"An executor on {host} lacks {folders}"
+    lacks = rf"An executor on {HOST} lacks {folders}"
     assert re.search(lacks, screen), screen
     assert len(landed(checkout)) == FILES, screen
 
@@ -178,5 +204,24 @@ def test_an_executor_that_does_not_see_the_folders_is_named_and_nothing_is_lost(
     code, screen = ingest.run("--once", options={**OPTIONS, "spark.cores.max": 1})
     assert code == 0, screen
     assert landed(checkout) == []
-    assert ingest.scheduled() == FILES
+    assert stored(server) == list(range(FILES))
     assert len(checkout.rejects()) == FILES
+
+
+@needs_mounts
+def test_a_worker_that_is_killed_in_mid_batch_costs_no_message_and_doubles_none(
+    cluster: Cluster, checkout: Checkout, ingest: Ingest, server: RealServer
+) -> None:
+    for file in range(FILES):
+        numbers = range(file * LINES, (file + 1) * LINES)
+        checkout.drop(f"{file}.jsonl", *(f'{{"message":"#{number}","delay_sec":3600}}' for number in numbers))
+    _, worker = cluster.workers()
+
+    job = ingest.start("--once", options={**OPTIONS, "spark.task.maxFailures": 4})
+    job.wait_for(lambda _: len(stored(server)) > 0, "message", JOB_SEC)
+    worker.kill()
+    before = len(stored(server))
+    assert job.end(JOB_SEC) == 0, job.screen()
+    assert "Lost executor" in job.screen()
+    assert before < FILES * LINES, "the batch was over before the worker"
+    assert stored(server) == list(range(FILES * LINES))

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from pipeline.core.errors import ConfigError
-from pipeline.runtime.submit import Program, pack_package, plan_program
+from pipeline.runtime.sending import PYTHON, pack_package
+from pipeline.runtime.submit import Program, plan_program
 
 Plan = Callable[..., Program]
 
@@ -99,6 +100,8 @@ def test_a_script_is_found_in_the_users_folder_first_then_in_the_checkout(
         ("--deploy-mode cluster mine.py", "local is this machine"),
         ("--master spark://h:1 --deploy-mode cluster jobs/ingest.py", "standalone cluster runs no Python drivers"),
         ("--master yarn --deploy-mode cluster jobs/ingest.py --config no.toml", r"no configuration file .*/no\.toml"),
+        ("--pack-executors p.tar.gz jobs/ingest.py", "--pack-executors is for executors on other machines"),
+        ("--master yarn --pack-executors p.zip jobs/ingest.py", r"ends in \.tar\.gz, which p\.zip does not"),
     ],
 )
 def test_what_can_only_fail_is_refused_in_a_sentence(plan: Plan, arguments: str, sentence: str) -> None:
@@ -187,6 +190,29 @@ def test_executors_elsewhere_get_our_package_along_with_the_users_files(plan: Pl
 @pytest.mark.parametrize("arguments", ["jobs/ingest.py", "--master local[4] jobs/ingest.py", "--master yarn mine.py"])
 def test_nobody_else_gets_it(plan: Plan, arguments: str) -> None:
     assert "--py-files" not in plan(arguments).environ["PYSPARK_SUBMIT_ARGS"]
+
+
+@pytest.mark.parametrize("mode", ["client", "cluster"])
+def test_packages_are_packed_and_sent_with_the_python_that_they_are_built_for(
+    plan: Plan, root: Path, monkeypatch: pytest.MonkeyPatch, mode: str
+) -> None:
+    monkeypatch.setattr("pipeline.runtime.sending.PACKED", ("msgspec",))
+    conf = "--conf spark.executorEnv.PYTHONPATH=/theirs --archives a.zip#a"
+    command = f"--master yarn --deploy-mode {mode} {conf} --pack-executors p.tar.gz jobs/ingest.py"
+    program = plan(command)
+    assert (root / "p.tar.gz").is_file()
+    options = shlex.split(program.environ.get("PYSPARK_SUBMIT_ARGS", "")) or list(program.argv)
+    assert options[options.index("--archives") + 1] == f"a.zip#a,{root}/p.tar.gz#duetime-packages"
+    for name in ("executorEnv", "yarn.appMasterEnv", "kubernetes.driverEnv"):
+        others = ":/theirs" if name == "executorEnv" else ""
+        assert f"spark.{name}.PYTHONPATH=duetime-packages{others}" in options
+    assert f"spark.pyspark.python={PYTHON}" in options
+    assert "--pack-executors" not in options
+    assert mode == "cluster" or program.environ["PYSPARK_PYTHON"] == PYTHON
+
+    named = plan(command, PYSPARK_PYTHON="/opt/python")
+    assert f"spark.pyspark.python={PYTHON}" not in str(named)
+    assert named.environ["PYSPARK_PYTHON"] == "/opt/python"
 
 
 def test_the_packed_package_changes_its_name_with_its_content_only(root: Path) -> None:
