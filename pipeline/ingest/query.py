@@ -15,7 +15,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from pipeline.core.errors import ConfigError, PipelineError
 from pipeline.core.files import write_whole
 from pipeline.core.ids import encode_token
-from pipeline.ingest.readers import read_landing_once
+from pipeline.ingest.readers import directory_in_use, read_landing_once
 from pipeline.ingest.writer import BatchWriter, count_lines
 
 log = logging.getLogger(__name__)
@@ -28,6 +28,10 @@ PINNED = {
     # A kill during the first batch may leave half an entry of a log, with which Spark would refuse the checkpoint for ever.
     "spark.sql.streaming.verifyCheckpointDirectoryEmptyOnStart": "false",
 }
+_MANAGER = "spark.sql.streaming.checkpointFileManagerClass"
+_BY_RENAME = ".FileSystemBasedCheckpointFileManager"  # what conf/spark-defaults.conf has
+_AT_ONCE = "org.apache.spark.internal.io.cloud.AbortableStreamBasedCheckpointFileManager"
+_OBJECT_STORES = "s3a://"
 _CAUSE = re.compile(r"^\s*(?:Caused by: )?([\w.$]+(?:Exception|Error): .+)$", re.MULTILINE)
 _WORKER_GONE = "Python worker exited unexpectedly"
 _OWN_ERROR = re.compile(r"pipeline\.core\.errors\.(\w+): (.*)")
@@ -98,8 +102,10 @@ def start_query(files: DataFrame, write: BatchWriter, checkpoint: str, trigger: 
 
         trigger: how often to look for files, such as ``100 milliseconds``; None takes in what is there and ends.
     Raises:
-        ConfigError: Spark does not understand the trigger.
+        ConfigError: Spark does not understand the trigger, or can't use the checkpoint.
     """
+    if "://" in checkpoint:
+        _prepare_checkpoint(files.sparkSession, checkpoint)
     writer = files.writeStream.queryName("duetime-ingest").foreachBatch(write).option("checkpointLocation", checkpoint)
     if trigger is None:
         return writer.trigger(availableNow=True).start()
@@ -109,6 +115,27 @@ def start_query(files: DataFrame, write: BatchWriter, checkpoint: str, trigger: 
         if "interval" in str(exc).lower():
             raise ConfigError(f"{trigger!r} is no trigger; write for example --trigger '100 milliseconds'.") from exc
         raise
+
+
+def _prepare_checkpoint(spark: SparkSession, checkpoint: str) -> None:
+    """Find out now that a checkpoint which is not in a local folder can be used.
+
+    An object store has no rename: there Spark's manager for such stores writes each file at once, if its jar is there. The
+    other one copies each file into place: as safe, since nobody else writes this checkpoint, but twice the work.
+    """
+    jvm = spark.sparkContext._jvm
+    assert jvm is not None
+    with directory_in_use("checkpoint", checkpoint):
+        path = jvm.org.apache.hadoop.fs.Path(checkpoint)
+        path.getFileSystem(spark.sparkContext._jsc.hadoopConfiguration()).mkdirs(path)
+    is_ours = str(spark.conf.get(_MANAGER, _BY_RENAME)).endswith(_BY_RENAME)  # the user may have named another one
+    if checkpoint.startswith(_OBJECT_STORES) and is_ours:
+        try:
+            jvm.Thread.currentThread().getContextClassLoader().loadClass(_AT_ONCE)
+        except Py4JJavaError:
+            log.debug("no jar of %s", _AT_ONCE)
+        else:
+            spark.conf.set(_MANAGER, _AT_ONCE)
 
 
 def bind_checkpoint(checkpoint: str, source_id: str, reads: str) -> None:

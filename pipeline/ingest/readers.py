@@ -1,11 +1,16 @@
 """Files to streaming DataFrames of file rows (``schemas.FILE_ROW``), one row a file."""
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Final
 
+from py4j.protocol import Py4JJavaError
+from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.readwriter import DataStreamReader
 
+from pipeline.core.errors import ConfigError
 from pipeline.ingest.transforms import with_direct_columns, with_landing_columns
 
 # By default Spark skips, silently, files a week older than the newest one it has seen.
@@ -14,6 +19,11 @@ _LANDING_NAMES: Final = "??????????????.*.{json,csv,sock}.*"
 # A file that the driver lists and an executor can't read must fail the batch, whatever spark-defaults.conf says. Files that are
 # gone before that, as in a replay of an older checkpoint, the driver leaves out by itself; landed.py looks after these.
 ALL_OR_FAIL: Final = {"ignoreMissingFiles": "false", "ignoreCorruptFiles": "false"}
+_NO_JARS: Final = re.compile(
+    r"(?:ClassNotFoundException: (?:Class )?|NoClassDefFoundError: )([\w./$]+)|No FileSystem for scheme"
+)
+_CLASSES: Final = re.compile(r"[\w.$]+(?:Exception|Error): ")
+REASON_LENGTH_MAX: Final = 200
 _DIRECT_NAMES: Final = "*.{json,jsonl,csv,json.gz,jsonl.gz,csv.gz}"
 
 
@@ -36,9 +46,43 @@ def read_direct(spark: SparkSession, url: str, max_bytes_per_trigger: int) -> Da
     """Stream the files of a directory of HDFS or an object store as they are, with Spark's rules.
 
     Files must appear whole and never change: Spark reads a path once. Each is held in memory whole, below 2 GB unpacked.
+
+    Raises:
+        ConfigError: Spark can't read it.
     """
-    files = _read_whole_files(spark, max_bytes_per_trigger, _DIRECT_NAMES).load(url)
+    with directory_in_use("input", url):
+        files = _read_whole_files(spark, max_bytes_per_trigger, _DIRECT_NAMES).load(url)
     return files.transform(with_direct_columns)
+
+
+@contextmanager
+def directory_in_use(what: str, url: str) -> Iterator[None]:
+    """Say in one sentence why Spark can't use a directory of HDFS or an object store; Java's text is pages.
+
+    Raises:
+        ConfigError: it has no jars or no credentials for that, or there is no such directory.
+    """
+    try:
+        yield
+    except (Py4JJavaError, AnalysisException) as exc:
+        text = str(exc)
+        if found := _NO_JARS.search(text):
+            raise ConfigError(
+                f"Spark can't use the {what} {url}, as it lacks {found[1] or 'a file system for it'}: add jars with --packages "
+                "or --jars; docs/how-to/spark.md names them."
+            ) from exc
+        if "NoAuthWithAWSException" in text:
+            raise ConfigError(
+                f"Spark has no credentials for the {what} {url}: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or "
+                "spark.hadoop.fs.s3a.aws.credentials.provider."
+            ) from exc
+        if "[PATH_NOT_FOUND]" in text:
+            raise ConfigError(f"The {what} {url} does not exist; make it, or correct --{what}.") from exc
+        line = text.partition("\n\tat ")[0]
+        reason = _CLASSES.split(line)[-1].strip()  # the innermost: causes are named from the outside in
+        raise ConfigError(
+            f"Spark can't use the {what} {url} ({reason[:REASON_LENGTH_MAX]}): put that right, or correct --{what}."
+        ) from exc
 
 
 def _literal(path: str) -> str:

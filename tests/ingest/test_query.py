@@ -5,11 +5,13 @@ from pathlib import Path
 
 import pytest
 from py4j.protocol import Py4JError, Py4JNetworkError
+from pyspark.sql import SparkSession
 
 from pipeline.core.errors import ConfigError, PipelineError, StoreUnavailable
 from pipeline.core.ids import encode_token, token_epoch_ms
 from pipeline.ingest.loop import MarkerSweeper, raise_failure, run_to_the_end, wait_for_first_look
-from pipeline.ingest.query import bind_checkpoint, java_watched, query_failure
+from pipeline.ingest.query import bind_checkpoint, java_watched, query_failure, start_query
+from pipeline.ingest.writer import BatchWriter
 from tests.clock import ManualClock
 
 HOUR_MS = 3_600_000
@@ -32,6 +34,13 @@ def test_a_checkpoint_that_can_not_be_written_is_said_so(tmp_path: Path) -> None
 
 def test_a_checkpoint_elsewhere_is_left_to_its_owner() -> None:
     bind_checkpoint("hdfs://host/checkpoint", "one", "/in")
+
+
+def test_a_checkpoint_elsewhere_that_spark_can_not_use_is_one_sentence(spark: SparkSession) -> None:
+    with pytest.raises(
+        ConfigError, match=r"can't use the checkpoint s3a://b/c, as it lacks \S+\.S3AFileSystem: add jars"
+    ):
+        start_query(spark.readStream.format("rate").load(), BatchWriter.__new__(BatchWriter), "s3a://b/c", None)
 
 
 @pytest.mark.parametrize(

@@ -7,12 +7,14 @@ from itertools import repeat
 from pathlib import Path
 
 import pytest
+from py4j.protocol import Py4JJavaError
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, Row, SparkSession
 
+from pipeline.core.errors import ConfigError
 from pipeline.core.ids import encode_token
 from pipeline.ingest.parsing import FileText, parse_file
-from pipeline.ingest.readers import read_direct, read_landing
+from pipeline.ingest.readers import directory_in_use, read_direct, read_landing
 
 ARRIVAL_MS = 1_700_000_000_123
 LINE = b'{"message":"m","delay_sec":1}\n'
@@ -161,3 +163,50 @@ def test_a_directory_is_read_directly(spark: SparkSession, tmp_path: Path) -> No
     assert {bytes(row.value) for row in rows} == {LINE, b"message,due\nm,1700000000005\n"}
     again = _run(files, tmp_path / "other-checkpoint")
     assert sorted(again) == sorted(rows)
+
+
+def test_a_directory_that_spark_can_not_read_is_one_sentence(spark: SparkSession, tmp_path: Path) -> None:
+    lacks = r"can't use the input s3a://b/in, as it lacks org\.apache\.hadoop\.fs\.s3a\.S3AFileSystem: add jars with --packages"
+    with pytest.raises(ConfigError, match=lacks):
+        read_direct(spark, "s3a://b/in", 64_000_000)
+    with pytest.raises(
+        ConfigError, match="can't use the input nosuch://b/in, as it lacks a file system for it: add jars"
+    ):
+        read_direct(spark, "nosuch://b/in", 64_000_000)
+    with pytest.raises(ConfigError, match=rf"input file://{tmp_path}/no does not exist; make it, or correct --input\."):
+        read_direct(spark, f"file://{tmp_path}/no", 64_000_000)
+
+
+class _JavaError(Py4JJavaError):
+    """One without a Java behind it."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+
+    def __str__(self) -> str:
+        return f"An error occurred while calling o57.load.\n: {self.text}\n\tat org.apache.X.y(X.java:1)\nCaused by: z"
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        (
+            "java.nio.file.AccessDeniedException: s3a://b/c: o.a.NoAuthWithAWSException: No AWS Credentials provided by A B",
+            (
+                "Spark has no credentials for the checkpoint s3a://b/c: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or "
+                "spark.hadoop.fs.s3a.aws.credentials.provider."
+            ),
+        ),
+        (
+            "o.a.UnknownStoreException: `s3a://b/c': s.a.NoSuchBucketException: The specified bucket does not exist",
+            (
+                "Spark can't use the checkpoint s3a://b/c (The specified bucket does not exist): put that right, or correct "
+                "--checkpoint."
+            ),
+        ),
+    ],
+)
+def test_why_spark_can_not_use_a_directory_is_its_innermost_reason(text: str, sentence: str) -> None:
+    with pytest.raises(ConfigError) as raised, directory_in_use("checkpoint", "s3a://b/c"):
+        raise _JavaError(text)
+    assert str(raised.value) == sentence

@@ -1,4 +1,4 @@
-"""The program of a Kafka broker: jars that are fetched once into the checkout and compared with ``jars.sha256``.
+"""The program of a Kafka broker, and other jars: fetched once into the checkout and compared with a list such as ``jars.sha256``.
 
 pyspark ships most of what is needed: Ivy, which fetches the rest, and libraries that Kafka uses as well. ``jars.sha256`` names the
 rest, as ``sha256sum`` writes it. The folder of a jar is its organisation, so the list is also what Ivy is asked for.
@@ -106,21 +106,26 @@ def installed() -> Path:
 def install(parent: Path, listed: dict[str, str]) -> Path:
     """Have the jars of the list in a folder of ``parent`` that has their version's name. Of several processes at once, one fetches.
 
+    If a broker is among them, its first records are there as well.
+
     Raises:
         Unavailable: they are not there and can't be fetched.
     """
-    [version] = [name.removeprefix(CLIENTS).removesuffix(".jar") for name in listed if name.startswith(CLIENTS)]
-    folder = parent / version
+    versions = [name.removeprefix(CLIENTS).removesuffix(".jar") for name in listed if name.startswith(CLIENTS)]
+    made = [CHECKPOINT] if versions else []
+    folder = parent / (versions[0] if versions else "jars")
     parent.mkdir(parents=True, exist_ok=True)
     guard = open_lock(parent / "lock")
     try:
         if not wait_until(lambda: try_lock(guard), 2 * ATTEMPT_SEC):
             raise Unavailable(f"another process has been fetching jars into {parent} for {2 * ATTEMPT_SEC:.0f} s")
         # An older list of the same version may have left other jars there.
-        if find_differences(folder, listed) or not (folder / CHECKPOINT).exists():
+        if find_differences(folder, listed) or not all((folder / name).exists() for name in made):
             with TemporaryDirectory(prefix=SCRATCH_PREFIX, dir=parent) as scratch:
                 fresh = Path(scratch, "fresh")
                 _fetch(listed, fresh, Path(scratch))
+                if made:
+                    _make_checkpoint(listed, fresh, Path(scratch))
                 shutil.rmtree(folder, ignore_errors=True)
                 fresh.rename(folder)
     finally:
@@ -152,9 +157,9 @@ def _shipped(name: str) -> Path:
 
 
 def _fetch(listed: dict[str, str], folder: Path, scratch: Path) -> None:
-    """Fetch all jars into a new folder, and have the first records of a broker's data made there."""
+    """Fetch all jars into a new folder."""
     dependencies = [re.fullmatch(r"(.+)/(.+?)-(\d[^-]*)\.jar", name) for name in listed]
-    assert all(dependencies), f"{LIST} names a jar without organisation or version"
+    assert all(dependencies), "the list names a jar without organisation or version"
     asked = "".join(DEPENDENCY.format(*dependency.groups()) for dependency in dependencies if dependency)
     (scratch / "ivy.xml").write_text(MODULE.format(asked))
     (scratch / "settings.xml").write_text(SETTINGS.format(scratch=scratch))
@@ -169,8 +174,11 @@ def _fetch(listed: dict[str, str], folder: Path, scratch: Path) -> None:
         _run(ivy, "its jars are not in the checkout, and could not be fetched")
     differences = find_differences(folder, listed)
     # No reason to skip a test: what was fetched is not what somebody once looked at.
-    assert not differences, f"jars were fetched that {LIST} doesn't know: {'; '.join(differences)}"
+    assert not differences, f"jars were fetched that the list doesn't know: {'; '.join(differences)}"
 
+
+def _make_checkpoint(listed: dict[str, str], folder: Path, scratch: Path) -> None:
+    """Have the first records of a broker's data made beside its jars."""
     # A broker's data begin with the features of its version. The tool that writes them takes as long as half a start of the
     # broker, so every broker gets a copy of the one file.
     (scratch / "properties").write_text(FORMATTED.format(scratch=scratch))
