@@ -7,9 +7,10 @@ import platform
 import re
 import sys
 import tarfile
+import tomllib
 import zipfile
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from importlib.metadata import Distribution, PackageNotFoundError, distribution
 from pathlib import Path
 from typing import IO
@@ -29,38 +30,96 @@ COMPRESSION = 1  # of gzip: 14 % larger than its usual one, in a third of the ti
 LIST_NAME = "duetime-packages.txt"  # first in the archive: what is in it
 
 
-def check_cluster_mode(master: str, is_local: bool) -> None:
+def check_cluster(
+    master: str, in_cluster: bool, uploads: bool, options: list[str], conf_dir: Path, environ: Mapping[str, str]
+) -> None:
     """Refuse what Spark would answer with a Java trace.
 
+    Args:
+        uploads: whether files of this machine go to a driver in the cluster.
+
     Raises:
-        ConfigError: ``master`` has no machines to run a Python driver on.
+        ConfigError: ``master`` runs no Python driver in this mode, or Spark needs to know more of it.
     """
-    if is_local:
+    if in_cluster and master.startswith("local"):
         raise ConfigError(
             f"--deploy-mode cluster needs a cluster, and {master} is this machine: name one with --master."
         )
-    if master.startswith("spark://"):
+    if in_cluster and master.startswith("spark://"):
         raise ConfigError(
             "A standalone cluster runs no Python drivers: leave --deploy-mode cluster out, so that it runs here."
         )
+    if master == "yarn" and not (environ.get("HADOOP_CONF_DIR") or environ.get("YARN_CONF_DIR")):
+        raise ConfigError("YARN is found by its configuration: let HADOOP_CONF_DIR or YARN_CONF_DIR name that folder.")
+    if master.startswith("k8s://"):
+        keys = ["spark.kubernetes.container.image", *(["spark.kubernetes.file.upload.path"] if uploads else [])]
+        missing = [key for key in keys if not read_spark_setting(options, conf_dir, "", key)]
+        if missing:
+            raise ConfigError(
+                f"On Kubernetes Spark needs {' and '.join(missing)}: name it with --conf; docs/how-to/spark-cluster.md has both."
+            )
+
+
+def check_sent(is_ingest: bool, arguments: list[str], environ: Mapping[str, str], file: Path) -> None:
+    """Refuse to start a driver in the cluster that would not find there what it needs from here.
+
+    Args:
+        file: the configuration file that is sent along.
+
+    Raises:
+        ConfigError: it is wrong, lacks the server or folders that all can reach, or settings are in the environment of this shell.
+    """
+    from pipeline.config import ENV_PREFIX, NO_SETTINGS, load_settings
+
+    load_settings({}, {}, file)
+    sections = tomllib.loads(file.read_text(encoding="utf-8"))
+
+    def named(option: str, section: str, key: str) -> str:
+        return str([sections.get(section, {}).get(key, ""), *take_option(arguments, option)[1]][-1])
+
+    lost = [name for name in environ if name.startswith(ENV_PREFIX) and name not in NO_SETTINGS]
+    if environ.get("REDIS_URL") and not take_option(arguments, "--redis")[1]:
+        lost.append("REDIS_URL")
+    if lost:
+        raise ConfigError(
+            f"A driver in the cluster does not see {', '.join(sorted(lost))} of this shell: write that into {file}, which is sent "
+            "along."
+        )
+    if not named("--redis", "redis", "url"):
+        raise ConfigError(f"A driver in the cluster needs a server that it can reach: write redis.url into {file}.")
+    if not is_ingest:
+        return
+    folders = ["rejects", *(["input"] if named("--source", "ingest", "source") in ("", "files") else [])]
+    for name in folders:
+        value = named(f"--{name}", "ingest", name)
+        if "://" not in value and not value.startswith("/"):
+            raise ConfigError(
+                f"A driver in the cluster has no folder {value or name!r} of this machine: name with --{name}, from the root, one "
+                "that is mounted for it and for all executors."
+            )
 
 
 def send_configuration(
-    options: list[str], arguments: list[str], conf_dir: Path, default: str
+    options: list[str], arguments: list[str], conf_dir: Path, file: Path
 ) -> tuple[list[str], list[str]]:
     """Send the configuration file along to a driver in the cluster, and let the job read it there, by name.
 
-    It is ``default``, unless ``--config`` names one. Spark puts what ``--files`` names into the driver's working directory; if it
-    were not there, the job would refuse to start.
+    Spark puts what ``--files`` names into the driver's working directory; if it were not there, the job would refuse to start.
+    """
+    arguments, _ = take_option(arguments, "--config")
+    return append_file(options, conf_dir, "--files", "spark.files", file), [*arguments, "--config", file.name]
+
+
+def find_configuration(arguments: list[str], default: str) -> Path:
+    """Return the path of the configuration file: ``default``, unless ``--config`` names one.
 
     Raises:
         ConfigError: there is no such file.
     """
-    arguments, named = take_option(arguments, "--config")
-    file = Path([default, *named][-1]).resolve()
+    file = Path([default, *take_option(arguments, "--config")[1]][-1]).resolve()
     if not file.is_file():
         raise ConfigError(f"There is no configuration file {file} to send along: name another with --config.")
-    return append_file(options, conf_dir, "--files", "spark.files", file), [*arguments, "--config", file.name]
+    return file
 
 
 def pack_package(root: Path, folder: Path) -> Path:

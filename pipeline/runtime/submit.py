@@ -24,7 +24,9 @@ from pipeline.runtime.process import open_standard_fds
 from pipeline.runtime.sending import (
     PACK,
     PYTHON,
-    check_cluster_mode,
+    check_cluster,
+    check_sent,
+    find_configuration,
     pack_executors,
     pack_package,
     send_configuration,
@@ -95,6 +97,9 @@ def plan_program(argv: Sequence[str], environ: Mapping[str, str], *, root: Path 
     options, name, arguments = split_command_line(argv)
     options, archives = take_option(options, PACK)
     environ = _with_our_package(environ, root)
+    is_remote = bool(environ.get("SPARK_REMOTE") or take_option(options, "--remote")[1])
+    if is_remote and name and Path(name).name == SPARK_JOB:
+        raise ConfigError(f"{SPARK_JOB} needs a driver of its own: name a cluster with --master, not Spark Connect.")
     is_jar = name is None and any(argument.endswith(".jar") for argument in argv)
     if is_jar or ELSEWHERE.intersection(option.partition("=")[0] for option in options):
         return _sparks_own(argv, environ, root)
@@ -107,13 +112,13 @@ def plan_program(argv: Sequence[str], environ: Mapping[str, str], *, root: Path 
     needs_spark = script is None or script.name == SPARK_JOB or in_cluster
     if is_ours and (ABOUT.intersection(arguments) or not needs_spark):
         return Program((sys.executable, str(script), *arguments), dict(environ))
-    if in_cluster:
-        check_cluster_mode(master, is_local)
+    check_cluster(master, in_cluster, is_ours and in_cluster, options, conf_dir, environ)
     if is_ours and not is_local:
         packed = pack_package(root, state_dir / "py-files")
         options = append_file(options, conf_dir, "--py-files", "spark.submit.pyFiles", packed)
     if is_ours and in_cluster:
-        file = environ.get("DUETIME_CONFIG") or str(root / "conf" / "pipeline.toml")
+        file = find_configuration(arguments, environ.get("DUETIME_CONFIG") or str(root / "conf" / "pipeline.toml"))
+        check_sent(script is not None and script.name == SPARK_JOB, arguments, environ, file)
         options, arguments = send_configuration(options, arguments, conf_dir, file)
     python = read_spark_setting(options, conf_dir, "", "spark.pyspark.python") or environ.get("PYSPARK_PYTHON")
     if archives:

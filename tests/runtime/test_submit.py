@@ -21,13 +21,22 @@ ROOT = Path(__file__).resolve().parents[2]
 JOBS = sorted(path.stem for path in (ROOT / "jobs").glob("*.py"))
 
 
+CONFIGURATION = """\
+[redis]
+url = "redis://redis.internal"
+[ingest]
+input = "/shared/inbox"
+rejects = "/shared/rejects"
+"""
+
+
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
     """A checkout with a small package, jobs and configuration, and a Java on PATH."""
     jobs = [f"jobs/{job}.py" for job in JOBS]
     for file in (*jobs, "mine.py", "pipeline/a.py", "pipeline/store/x.lua", "conf/pipeline.toml"):
         (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / file).write_text("")
+        (tmp_path / file).write_text(CONFIGURATION if file.endswith("toml") else "")
     java = tmp_path / "java" / "bin" / "java"
     java.parent.mkdir(parents=True)
     java.write_text(
@@ -43,7 +52,7 @@ def plan(root: Path, monkeypatch: pytest.MonkeyPatch) -> Plan:
     monkeypatch.chdir(root)
 
     def make_plan(arguments: str, **environ: str) -> Program:
-        environ = {"PATH": f"{root}/java/bin:/usr/bin:/bin", **environ}
+        environ = {"PATH": f"{root}/java/bin:/usr/bin:/bin", "HADOOP_CONF_DIR": "/etc/hadoop", **environ}
         return plan_program(shlex.split(arguments), environ, root=root, state_dir=root / "state")
 
     return make_plan
@@ -99,6 +108,16 @@ def test_a_script_is_found_in_the_users_folder_first_then_in_the_checkout(
         ("--master local[2] --deploy-mode cluster jobs/ingest.py", r"local\[2\] is this machine"),
         ("--deploy-mode cluster mine.py", "local is this machine"),
         ("--master spark://h:1 --deploy-mode cluster jobs/ingest.py", "standalone cluster runs no Python drivers"),
+        (
+            "--master local-cluster[1,1,9] --deploy-mode cluster jobs/ingest.py",
+            r"local-cluster\[1,1,9\] is this machine",
+        ),
+        ("--remote sc://h jobs/ingest.py", r"ingest\.py needs a driver of its own: name a cluster with --master"),
+        ("--master k8s://h jobs/ingest.py", r"needs spark\.kubernetes\.container\.image: name it with --conf"),
+        (
+            "--master k8s://h --deploy-mode cluster jobs/ingest.py",
+            r"container\.image and \S+\.file\.upload\.path: name",
+        ),
         ("--master yarn --deploy-mode cluster jobs/ingest.py --config no.toml", r"no configuration file .*/no\.toml"),
         ("--pack-executors p.tar.gz jobs/ingest.py", "--pack-executors is for executors on other machines"),
         ("--master yarn --pack-executors p.zip jobs/ingest.py", r"ends in \.tar\.gz, which p\.zip does not"),
@@ -153,10 +172,59 @@ def test_a_driver_in_the_cluster_gets_our_package_and_the_configuration(plan: Pl
 def test_a_driver_in_the_cluster_gets_the_configuration_that_the_user_names(
     plan: Plan, root: Path, form: str, environ: dict[str, str]
 ) -> None:
-    (root / "mine.toml").write_text("")
+    (root / "mine.toml").write_text(CONFIGURATION)
     program = plan(f"--master yarn --deploy-mode cluster jobs/ingest.py {form} --once", **environ)
     assert program.argv[program.argv.index("--files") + 1] == f"{root}/mine.toml"
     assert program.argv[-4:] == ("jobs/ingest.py", "--once", "--config", "mine.toml")
+
+
+def test_yarn_without_its_configuration_is_refused(plan: Plan) -> None:
+    with pytest.raises(ConfigError, match="let HADOOP_CONF_DIR or YARN_CONF_DIR name that folder"):
+        plan("--master yarn jobs/ingest.py", HADOOP_CONF_DIR="")
+    plan("--master yarn jobs/ingest.py", HADOOP_CONF_DIR="", YARN_CONF_DIR="/etc/hadoop")
+
+
+@pytest.mark.parametrize(
+    ("text", "arguments", "environ", "sentence"),
+    [
+        (
+            CONFIGURATION,
+            "",
+            {"REDIS_URL": "redis://a"},
+            r"does not see REDIS_URL of this shell: write that into \S+mine\.toml",
+        ),
+        (CONFIGURATION, "--redis redis://b", {"REDIS_URL": "redis://a"}, ""),
+        (
+            CONFIGURATION,
+            "",
+            {"DUETIME_INGEST_TRIGGER": "1 second"},
+            "does not see DUETIME_INGEST_TRIGGER of this shell",
+        ),
+        (CONFIGURATION, "", {"DUETIME_SAMPLE": "0"}, ""),
+        ("", "", {}, r"needs a server that it can reach: write redis\.url into \S+mine\.toml"),
+        ("[redis]\nurl=1", "", {}, r"redis\.url"),
+        ('[redis]\nurl="redis://a"', "", {}, "has no folder 'rejects' of this machine: name with --rejects"),
+        (
+            '[redis]\nurl="redis://a"',
+            "--rejects /s/rejects",
+            {},
+            "has no folder 'input' of this machine: name with --input",
+        ),
+        (CONFIGURATION, "--input=inbox", {}, "has no folder 'inbox' of this machine"),
+        (CONFIGURATION, "--input s3a://bucket/in", {}, ""),
+        ('[redis]\nurl="redis://a"', "--source kafka --rejects /s/rejects", {}, ""),
+    ],
+)
+def test_what_a_driver_in_the_cluster_would_not_find_is_refused_here(
+    plan: Plan, root: Path, text: str, arguments: str, environ: dict[str, str], sentence: str
+) -> None:
+    (root / "mine.toml").write_text(text)
+    command = f"--master yarn --deploy-mode cluster jobs/ingest.py --config mine.toml {arguments}"
+    if sentence:
+        with pytest.raises(ConfigError, match=sentence):
+            plan(command, **environ)
+    else:
+        assert plan(command, **environ).argv[0].endswith("/spark-submit")
 
 
 @pytest.mark.parametrize("is_there", [True, False])
