@@ -89,7 +89,7 @@ def check_executors(spark: "SparkSession", settings: "Settings", redis: "RedisSe
     answers = _ask(context, json.dumps(asked), SystemClock())
     for warning in judge(answers, settings.redis.clock_skew_ms_max):
         log.warning("%s", warning)
-    log.info("%d executors have what they need", len(answers))
+    log.info("%s what is needed", "1 executor has" if len(answers) == 1 else f"{len(answers)} executors have")
     return mark
 
 
