@@ -24,8 +24,8 @@ BUS = 10_000  # the port of the cluster's own protocol is so much higher
 class Node:
     """A server of the cluster."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder, self.port = folder, free_port()
+    def __init__(self, folder: Path, users: Sequence[str] = ()) -> None:
+        self.folder, self.port, self._users = folder, free_port(), users
         folder.mkdir()
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -47,7 +47,9 @@ class Node:
         cluster += ["--repl-diskless-sync-delay", "0"]
         user = ["--user", USER, "on", f">{USER}", *user_rights(), "+cluster|slots"]
         with (self.folder / "log").open("ab") as log:
-            self._process = subprocess.Popen([*command, *cluster, *user, *DURABLE], stdout=log, stderr=log)
+            self._process = subprocess.Popen(
+                [*command, *cluster, *user, *self._users, *DURABLE], stdout=log, stderr=log
+            )
         if not wait_until(self._answers, 10):
             raise AssertionError((self.folder / "log").read_text())
 
@@ -75,6 +77,10 @@ class Node:
         self._process.send_signal(number)
 
     @property
+    def url(self) -> str:
+        return f"redis+cluster://{USER}:{USER}@127.0.0.1:{self.port}"
+
+    @property
     def node_id(self) -> str:
         return str(self.ask("CLUSTER", "MYID").decode())
 
@@ -89,9 +95,9 @@ class Node:
 class RealCluster:
     """Masters with equal shares of the slots, and so many replicas of each."""
 
-    def __init__(self, folder: Path, masters: int, replicas: int) -> None:
-        self.masters = [Node(folder / f"m{number}") for number in range(masters)]
-        self.replicas = [Node(folder / f"r{number}") for number in range(masters * replicas)]
+    def __init__(self, folder: Path, masters: int, replicas: int, users: Sequence[str] = ()) -> None:
+        self.masters = [Node(folder / f"m{number}", users) for number in range(masters)]
+        self.replicas = [Node(folder / f"r{number}", users) for number in range(masters * replicas)]
 
     @property
     def nodes(self) -> list[Node]:
@@ -141,10 +147,10 @@ class RealCluster:
 
 
 @contextmanager
-def real_cluster(masters: int = 3, replicas: int = 0) -> Iterator[RealCluster]:
-    """Run a cluster while the block lasts."""
+def real_cluster(masters: int = 3, replicas: int = 0, users: Sequence[str] = ()) -> Iterator[RealCluster]:
+    """Run a cluster while the block lasts; ``users`` are options of each node."""
     with TemporaryDirectory(prefix="dt-", dir="/tmp") as folder:
-        cluster = RealCluster(Path(folder), masters, replicas)
+        cluster = RealCluster(Path(folder), masters, replicas, users)
         try:
             cluster.start()
             yield cluster

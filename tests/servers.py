@@ -47,10 +47,17 @@ needs_waitaof = pytest.mark.skipif(
 
 
 def user_rights() -> list[str]:
-    """Return the rights that the documentation gives a user, for every namespace instead of one."""
-    [rights] = re.findall(rf"ACL SETUSER {USER} on >\S+ (.*?)\n```", OPERATIONS.read_text(encoding="utf-8"), re.S)
-    found = rights.replace("\\\n", " ").replace("{duetime:*}", "{*:*}").split()
-    return [right for right in found if right not in SINCE_7_2 or server_version() >= (7, 2)]
+    """Return the rights that the documentation gives the user of all jobs, for every namespace instead of one."""
+    return [right.replace("{duetime:*}", "{*:*}") for right in users_of_docs()[USER]]
+
+
+@cache
+def users_of_docs() -> dict[str, list[str]]:
+    """Return the users of the documentation and their rights, but for what the server does not know."""
+    text = OPERATIONS.read_text(encoding="utf-8").replace("\\\n", " ")
+    found = {name: rights.split() for name, rights in re.findall(r"^ACL SETUSER (\w+) on >secret (.*)$", text, re.M)}
+    is_old = server_version() < (7, 2)
+    return {name: [each for each in rights if not (is_old and each in SINCE_7_2)] for name, rights in found.items()}
 
 
 class RealServer:

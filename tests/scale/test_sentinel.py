@@ -58,6 +58,7 @@ class Watched:
                 f"sentinel sentinel-pass {OWN}\n"
                 f"sentinel monitor mine 127.0.0.1 {ports[0]} 2\n"
                 "sentinel down-after-milliseconds mine 1000\nsentinel failover-timeout mine 5000\n"
+                f"user looker on >{OWN} +sentinel|masters +client|setinfo\nuser blind on >{OWN} +client|setinfo\n"
             )
             with (folder / f"log-{number}").open("wb") as log:
                 process = subprocess.Popen([server_program(), str(config), "--sentinel"], stdout=log, stderr=log)
@@ -197,6 +198,17 @@ def test_the_old_primary_comes_back_as_a_replica_and_is_left(checkout: Checkout,
         assert duetime.schedule("after", delay=60)
         assert read_stats(watched.servers[1].client(), keys_of(settings)).scheduled == 2
     client.close()
+
+
+def test_a_user_of_the_sentinels_needs_what_the_documentation_says(watched: Watched) -> None:
+    for user, is_enough in (("looker", True), ("blind", False)):
+        url = watched.url.replace("?", f"?sentinel_username={user}&")
+        with connect(RedisSettings(url=url)) as client:
+            if is_enough:
+                assert client.time()
+            else:
+                with pytest.raises(redis.exceptions.NoPermissionError):
+                    client.time()
 
 
 def test_what_is_wrong_is_told_without_a_password(watched: Watched) -> None:
