@@ -19,7 +19,7 @@ from pipeline.core.clock import SystemClock
 from pipeline.core.due import DELAY_SEC_MAX, due_ms_of_text, is_due_in_range
 from pipeline.core.errors import ConfigError, PipelineError, StoreError
 from pipeline.core.stop import Stop as Stop
-from pipeline.core.text import command_text, span_ms, visible
+from pipeline.core.text import command_text, has_password, span_ms, visible
 from pipeline.runtime.server import private_server
 from pipeline.store.checks import check_server, find_cluster
 from pipeline.store.connection import connect
@@ -46,7 +46,8 @@ def new_parser(name: str, description: str) -> argparse.ArgumentParser:
     parser.add_argument(
         "--redis",
         metavar="URL",
-        help="redis://, rediss:// or unix:// (default: REDIS_URL, else redis.url of the configuration, "
+        help="redis://, rediss:// or unix://, without a password (default: REDIS_URL, else redis.url or redis.url_file of the "
+        "configuration, "
         "else the private server of this checkout)",
     )
     parser.add_argument("--namespace", metavar="NAME", help="keeps pipelines on one server apart (default: duetime)")
@@ -94,6 +95,11 @@ def parse_command(
             flags.setdefault(place, {})[key] = getattr(given, name)
     if given.redis is not None:
         flags["redis"]["url"] = given.redis
+        if has_password(given.redis):
+            log.warning(
+                "every user of this machine can see the password of --redis; put the URL into REDIS_URL, or into a file that "
+                "redis.url_file names"
+            )
     if given.namespace is not None:
         flags["redis"]["namespace"] = given.namespace
     return given, load_settings(flags, os.environ, given.config)

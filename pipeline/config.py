@@ -51,6 +51,7 @@ class RedisSettings:
     """Where the messages are kept and how long to wait for an answer."""
 
     url: str = field(default="", repr=False)
+    url_file: str = ""
     namespace: Name = "duetime"
     shards: Annotated[int, Meta(ge=1, le=64, description="1 to 64")] = 1
     connect_timeout_ms: Positive = 2_000
@@ -198,8 +199,9 @@ SECTIONS = {name: type_ for name, type_ in get_type_hints(Settings).items() if n
 PATHS = {
     *(("ingest", name) for name in ("checkpoint", "rejects", "input")),
     *(("api", name) for name in ("unix", "tokens")),
-    *(("kafka", "client_config"), ("local", "state")),
+    *(("kafka", "client_config"), ("local", "state"), ("redis", "url_file")),
 }
+URLS = ("url", "url_file")  # of [redis]: where one is given, the other does not count of what it beats
 _HINTS = {section: get_type_hints(type_, include_extras=True) for section, type_ in SECTIONS.items()}
 _NOUNS = {str: "a string", bool: "true or false", int: "a whole number", float: "a number"}
 _UNITS = {"ms": " of milliseconds", "sec": " of seconds", "bytes": " of bytes"}
@@ -248,6 +250,14 @@ def load_settings(
                 is_given = is_text or topic != ALL_TOPICS or checked != _default(section, key)
                 if topic and is_given and (checked or key != "sink"):
                     given.setdefault(topic, {})[key] = checked
+        named = [key for key in URLS if layer.get("redis", {}).get(key)]
+        if len(named) > 1:
+            raise ConfigError(
+                f"redis.url and redis.url_file are both given{origin('redis', 'url_file')}; leave one out."
+            )
+        merged["redis"] |= {key: "" for key in URLS if named and key not in named}
+    if file_of_url := merged["redis"]["url_file"]:
+        merged["redis"]["url"] = _read_url(file_of_url)
     sections = {section: type_(**merged[section]) for section, type_ in SECTIONS.items()}
     own = {name: values for section, values in merged.items() if (name := section.removeprefix(f"{TOPIC}.")) != section}
     topics = {name: TopicSettings(**merged["topics"] | values) for name, values in own.items()}
@@ -318,6 +328,20 @@ def _read_file(path: Path) -> tuple[str, dict[str, dict[str, Any]]]:
         if not isinstance(table, dict):
             raise ConfigError(f"{section} must be a table of settings in {path}: [{section}].")
     return text, content
+
+
+def _read_url(path: str) -> str:
+    """Return the URL in a file; nothing of it is in an error."""
+    try:
+        url = Path(path).read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as exc:
+        why = exc.strerror if isinstance(exc, OSError) else "no text"
+        raise ConfigError(
+            f"The file {path} of redis.url_file can't be read ({why}); correct it, or name another."
+        ) from exc
+    if not url:
+        raise ConfigError(f"The file {path} of redis.url_file is empty; write the URL of Redis into it.")
+    return url
 
 
 def _line_of(text: str, section: str, key: str) -> str:

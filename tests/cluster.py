@@ -24,8 +24,19 @@ BUS = 10_000  # the port of the cluster's own protocol is so much higher
 class Node:
     """A server of the cluster."""
 
-    def __init__(self, folder: Path, users: Sequence[str] = ()) -> None:
-        self.folder, self.port, self._users = folder, free_port(), users
+    def __init__(self, folder: Path, options: Sequence[str] = (), tls: Sequence[str] = ()) -> None:
+        self.folder, self.port, self._options = folder, free_port(), [*options]
+        self.tls_port = free_port() if tls else None  # beside the other one, which tests use
+        if tls:
+            self._options += [
+                "--tls-port",
+                str(self.tls_port),
+                "--tls-cluster",
+                "yes",
+                "--tls-replication",
+                "yes",
+                *tls,
+            ]
         folder.mkdir()
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -48,7 +59,7 @@ class Node:
         user = ["--user", USER, "on", f">{USER}", *user_rights(), "+cluster|slots"]
         with (self.folder / "log").open("ab") as log:
             self._process = subprocess.Popen(
-                [*command, *cluster, *user, *self._users, *DURABLE], stdout=log, stderr=log
+                [*command, *cluster, *user, *self._options, *DURABLE], stdout=log, stderr=log
             )
         if not wait_until(self._answers, 10):
             raise AssertionError((self.folder / "log").read_text())
@@ -95,9 +106,9 @@ class Node:
 class RealCluster:
     """Masters with equal shares of the slots, and so many replicas of each."""
 
-    def __init__(self, folder: Path, masters: int, replicas: int, users: Sequence[str] = ()) -> None:
-        self.masters = [Node(folder / f"m{number}", users) for number in range(masters)]
-        self.replicas = [Node(folder / f"r{number}", users) for number in range(masters * replicas)]
+    def __init__(self, folder: Path, masters: int, replicas: int, **options: Sequence[str]) -> None:
+        self.masters = [Node(folder / f"m{number}", **options) for number in range(masters)]
+        self.replicas = [Node(folder / f"r{number}", **options) for number in range(masters * replicas)]
 
     @property
     def nodes(self) -> list[Node]:
@@ -116,7 +127,7 @@ class RealCluster:
             node.ask("CLUSTER", "ADDSLOTSRANGE", round(number * share), round((number + 1) * share) - 1)
             node.ask("CLUSTER", "SET-CONFIG-EPOCH", number + 1)
         for node in self.nodes[1:]:
-            self.nodes[0].ask("CLUSTER", "MEET", "127.0.0.1", node.port)
+            self.nodes[0].ask("CLUSTER", "MEET", "127.0.0.1", node.tls_port or node.port)
         assert wait_until(lambda: all(self._knows_all(node) for node in self.nodes), 20), "the nodes did not meet"
         for number, node in enumerate(self.replicas):
             node.ask("CLUSTER", "REPLICATE", self.masters[number % len(self.masters)].node_id)
@@ -147,10 +158,10 @@ class RealCluster:
 
 
 @contextmanager
-def real_cluster(masters: int = 3, replicas: int = 0, users: Sequence[str] = ()) -> Iterator[RealCluster]:
-    """Run a cluster while the block lasts; ``users`` are options of each node."""
+def real_cluster(masters: int = 3, replicas: int = 0, **options: Sequence[str]) -> Iterator[RealCluster]:
+    """Run a cluster while the block lasts; the options are those of ``Node``."""
     with TemporaryDirectory(prefix="dt-", dir="/tmp") as folder:
-        cluster = RealCluster(Path(folder), masters, replicas, users)
+        cluster = RealCluster(Path(folder), masters, replicas, **options)
         try:
             cluster.start()
             yield cluster

@@ -234,3 +234,10 @@ def test_a_log_of_json_has_all_of_it() -> None:
 
 def test_wrong_use_is_one_sentence() -> None:
     assert lines_of_job("--nonsense") == ["job: unrecognized arguments: --nonsense; see --help."]
+
+
+def test_a_password_in_the_command_line_is_warned_about_and_not_repeated(caplog: pytest.LogCaptureFixture) -> None:
+    for url, warnings in (("redis://u:hidden@h", 1), ("redis://h", 0)):
+        caplog.clear()
+        parse_command(new_parser("job", ""), ["--redis", url], "redis")
+        assert [("--redis" in text, "hidden" in text) for text in caplog.messages] == [(True, False)] * warnings

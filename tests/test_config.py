@@ -10,7 +10,7 @@ import pytest
 from pipeline import config
 from pipeline.config import ALL_TOPICS, ROOT, RedisSettings, Settings, convert_topic_setting, load_settings
 from pipeline.core.errors import ConfigError
-from pipeline.core.text import redact_url
+from pipeline.core.text import has_password, redact_url
 
 
 @pytest.fixture
@@ -101,12 +101,40 @@ def test_a_url_is_no_path(file: Path) -> None:
     assert load_settings({"ingest": {"input": "hdfs://host/in"}}, {}, file).ingest.input == "hdfs://host/in"
 
 
+def test_the_url_may_be_in_a_file_and_of_two_places_the_nearer_one_counts(file: Path, tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text(" redis://user:hidden@a\n")
+    by_file, by_url = {"DUETIME_REDIS_URL_FILE": str(secret)}, {"REDIS_URL": "redis://b"}
+    assert load_settings({}, by_file, file).redis.url == "redis://user:hidden@a"
+    file.write_text('[redis]\nurl = "redis://c"\n')
+    assert load_settings({}, by_file, file).redis.url == "redis://user:hidden@a"
+    assert load_settings({"redis": {"url": "redis://d"}}, by_file, file).redis.url == "redis://d"
+    file.write_text(f'[redis]\nurl_file = "{secret}"\n')
+    assert load_settings({}, {}, file).redis.url == "redis://user:hidden@a"
+    assert load_settings({}, by_url, file).redis.url == "redis://b"
+    with pytest.raises(ConfigError, match=r"both given \(from DUETIME_REDIS_URL_FILE\); leave one out"):
+        load_settings({}, by_file | by_url, file)
+
+
+@pytest.mark.parametrize(
+    ("content", "told"), [(None, "No such file"), (b"\xff:hidden@a", "no text"), (b"\n", "is empty")]
+)
+def test_a_file_of_the_url_that_is_wrong_is_told_without_what_is_in_it(
+    file: Path, tmp_path: Path, content: bytes | None, told: str
+) -> None:
+    if content is not None:
+        (tmp_path / "secret").write_bytes(content)
+    with pytest.raises(ConfigError, match=told) as caught:
+        load_settings({}, {"DUETIME_REDIS_URL_FILE": str(tmp_path / "secret")}, file)
+    assert "hidden" not in str(caught.value)
+
+
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
         (
             "[redis]\nspeed = 1\n",
-            r"no setting redis\.speed .*line 2\); those of \[redis\] are url, namespace, shards, ",
+            r"no setting redis\.speed .*line 2\); those of \[redis\] are url, url_file, namespace, shards, ",
         ),
         ("[readis]\n", "unknown section"),
         ("[topical]\n", "unknown section"),
@@ -211,6 +239,23 @@ def test_secrets_are_not_shown() -> None:
     assert redact_url("unix:///run/redis.sock?db=0&password=hidden") == "unix:///run/redis.sock?db=0&password=***"
     assert redact_url("rediss://host?ssl_password=hidden&db=1") == "rediss://host?ssl_password=***&db=1"
     assert redact_url("unix:///run/redis.sock") == "unix:///run/redis.sock"
+    shown = (
+        "redis://:x@h",
+        "redis://u:x@h/0?a=b@c",
+        "redis+cluster://u:x@h,i",
+        "rediss://u@h?ssl_password=x",
+        "redis://:a/b@h",
+    )
+    assert [*map(has_password, shown)] == [True] * len(shown)
+    hidden = (
+        "redis://h",
+        "redis://u@h/0",
+        "rediss+sentinel://u@h,i/m?ssl_ca_certs=ca",
+        "unix://u@/s?db=1",
+        "unix:///s",
+        "",
+    )
+    assert [*map(has_password, hidden)] == [False] * len(hidden)
 
 
 @pytest.mark.parametrize(

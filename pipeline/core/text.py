@@ -90,6 +90,11 @@ def age_text(ms: float) -> str:
     return f"{int(seconds // 86_400):,} d"
 
 
+def has_password(url: str) -> bool:
+    """Return whether a URL shows a password."""
+    return ":" in url.partition("://")[2].rpartition("@")[0] or "password=" in url
+
+
 def redact_url(url: str) -> str:
     """Return ``url`` without its passwords, fit for a screen or a log."""
     scheme, _, rest = url.partition("://")

@@ -1,9 +1,11 @@
 """Opening a connection, and the client's errors in our words."""
 
+import os
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
+from urllib.parse import parse_qs
 
 import redis
 from redis.backoff import NoBackoff
@@ -39,7 +41,7 @@ def connect(settings: RedisSettings) -> Any:
     The client's own retries are off: it would repeat calls whose effect it doesn't know.
 
     Raises:
-        ConfigError: the URL is none that we know.
+        ConfigError: the URL is none that we know, or names a file that can't be read.
     """
     options: dict[str, Any] = {
         "socket_connect_timeout": settings.connect_timeout_ms / 1000,
@@ -50,6 +52,7 @@ def connect(settings: RedisSettings) -> Any:
         "protocol": 2,
         "client_name": "duetime",
     }
+    _check_files(settings.url)
     if not settings.url.startswith("unix:"):
         options |= {"socket_keepalive": True, "socket_keepalive_options": KEEPALIVE}
     try:
@@ -65,6 +68,17 @@ def connect(settings: RedisSettings) -> Any:
             "redis+cluster://host:port,host:port or redis+sentinel://host:port,host:port/name, "
             "and percent-encode what a password has of / ? # @ and %."
         ) from None
+
+
+def _check_files(url: str) -> None:
+    """See that the files are there which TLS needs: as a call it would fail like a server that is away."""
+    query = parse_qs(url.partition("?")[2])
+    for name in ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile"):
+        for path in query.get(name, []):
+            if not os.access(path, os.R_OK):
+                raise ConfigError(
+                    f"The file {path}, which the Redis URL names as {name}, can't be read; correct the URL, or the file's rights."
+                )
 
 
 @contextmanager

@@ -47,16 +47,13 @@ def seeds_of(url: str) -> tuple[list[Address], dict[str, Any], str]:
     plain, _, kind = scheme.partition("+")
     if plain not in ("redis", "rediss") or kind not in (CLUSTER, SENTINEL):
         raise ValueError("no such scheme")
-    hosts, slash, tail = rest.partition("/")
+    rest, mark, query = rest.partition("?")  # which may have paths of files
+    hosts, _, path = rest.partition("/")
     user, at, hosts = hosts.rpartition("@")
-    if not slash:
-        hosts, mark, query = hosts.partition("?")
-        tail = mark + query
     parts = [urlsplit(f"{plain}://{host}") for host in hosts.split(",")]
     addresses = [(part.hostname or "", part.port or (PORT if kind == CLUSTER else SENTINEL_PORT)) for part in parts]
     if not all(host for host, _ in addresses):
         raise ValueError("a host is missing")
-    path, mark, query = tail.partition("?")
     options = dict(_parse(f"{plain}://{user}{at}localhost{mark}{query}"))
     options.pop("host", None)
     return addresses, options, path.strip("/")
@@ -269,8 +266,8 @@ def client_of_key(client: Any, key: str | bytes) -> Any:
 def cluster_url(url: str, nodes: Sequence[Address]) -> str:
     """Return the URL of a cluster, of which ``url`` names one node, with all of its nodes."""
     scheme, _, rest = url.partition("://")
+    rest, _, query = rest.partition("?")
     user, at, _ = rest.partition("/")[0].rpartition("@")
-    query = rest.partition("?")[2]
     hosts = ",".join(f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host, port in nodes)
     return f"{scheme}+{CLUSTER}://{user}{at}{hosts}" + (f"/?{query}" if query else "")
 

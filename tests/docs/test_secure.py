@@ -27,7 +27,7 @@ pytestmark = pytest.mark.skipif(
 
 
 def test_the_jobs_reach_redis_by_tls_and_verify_who_it_is(terminals: Terminals) -> None:
-    reaching, token = run_here(PAGE, __file__)
+    reaching, by_file, token = run_here(PAGE, __file__)
     terminals.type(AUTHORITY)
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -47,6 +47,9 @@ def test_the_jobs_reach_redis_by_tls_and_verify_who_it_is(terminals: Terminals) 
         export, *commands = [command for command, _ in reaching.commands()]
         told = terminals.type("\n".join((f"PORT={port}", export, *commands)))
         assert "message  tea is ready" in told
+        hidden = [command for command, _ in by_file.commands()]
+        assert "message  tea is ready" in terminals.type("\n".join((f"PORT={port}", export, *hidden)))
+        assert Path(terminals.root, "redis-url").stat().st_mode & 0o777 == 0o600
         for wrong in (export.replace("?ssl_ca_certs=ca.crt", ""), export.replace("another-long", "a-short")):
             with pytest.raises(AssertionError, match=r"certificate verify failed|refuses the user or password"):
                 terminals.type("\n".join((f"PORT={port}", wrong, commands[-1])))

@@ -21,16 +21,16 @@ pytestmark = pytest.mark.process
 
 def run(server: RealServer, job: str, *options: str) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(
-        command(server, job, *options), env=environ(), capture_output=True, text=True, timeout=60, check=False
+        command(job, *options), env=environ(server), capture_output=True, text=True, timeout=60, check=False
     )
 
 
-def command(server: RealServer, job: str, *options: str) -> list[str]:
-    return [sys.executable, "-P", str(ROOT / "jobs" / f"{job}.py"), "--redis", server.url, *options]
+def command(job: str, *options: str) -> list[str]:
+    return [sys.executable, "-P", str(ROOT / "jobs" / f"{job}.py"), *options]
 
 
-def environ() -> dict[str, str]:
-    return {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT)}
+def environ(server: RealServer) -> dict[str, str]:
+    return {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT), "REDIS_URL": server.url}
 
 
 def schedule(server: RealServer, *dues: int) -> None:
@@ -98,8 +98,8 @@ def test_the_library_of_the_metrics_is_loaded_for_them_alone() -> None:
 def test_the_last_line_comes_also_when_nobody_reads_any_more(server: RealServer) -> None:
     schedule(server, *[DUE_MS] * 5_000)
     ended = subprocess.run(
-        ["bash", "-c", 'set -o pipefail; "$@" | head -1', "bash", *command(server, "drain")],
-        env=environ(),
+        ["bash", "-c", 'set -o pipefail; "$@" | head -1', "bash", *command("drain")],
+        env=environ(server),
         capture_output=True,
         text=True,
         timeout=60,

@@ -127,9 +127,8 @@ def test_a_message_is_scheduled_and_listed(checkout: Checkout) -> None:
 
 def test_lines_are_scheduled_as_they_come(checkout: Checkout) -> None:
     with real_server() as server:
-        options = ["jobs/schedule.py", "--lines", "--redis", server.url]
-        environ = os.environ | {"PYTHONPATH": str(checkout.root)}
-        command = [sys.executable, "-P", *options]
+        environ = os.environ | {"PYTHONPATH": str(checkout.root), "REDIS_URL": server.url}
+        command = [sys.executable, "-P", "jobs/schedule.py", "--lines"]
         with subprocess.Popen(
             command,
             cwd=checkout.root,

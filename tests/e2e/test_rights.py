@@ -373,7 +373,7 @@ def test_the_ingest_job_works_with_the_rights_of_its_own_user_and_uses_each(chec
 
 
 def test_on_a_cluster_the_jobs_need_to_know_of_the_slots_and_no_more() -> None:
-    with real_cluster(1, users=users(*ON_A_CLUSTER)) as cluster:
+    with real_cluster(1, options=users(*ON_A_CLUSTER)) as cluster:
         [node] = cluster.masters
         for job in ("schedule", "drain", "consume", "status"):
             with world_of(job, node) as world:

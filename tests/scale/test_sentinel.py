@@ -24,7 +24,8 @@ from tests.cluster import free_port
 from tests.e2e.commands import Checkout, Command
 from tests.e2e.conftest import checkout as checkout
 from tests.scale.test_cluster import Jobs, bodies
-from tests.servers import USER, real_server, server_program
+from tests.servers import USER, real_server, server_program, user_rights
+from tests.tls import Certificates
 
 pytestmark = [pytest.mark.process, pytest.mark.xdist_group("cluster")]
 
@@ -33,10 +34,12 @@ COUNTS = {"before": 500, "early": 100, "later": 500}
 
 
 class Watched:
-    """A primary, a replica and two Sentinels of which both must agree."""
+    """A primary, a replica and two Sentinels of which both must agree; with certificates, all of them speak TLS alone."""
 
-    def __init__(self, folder: Path, stack: ExitStack) -> None:
+    def __init__(self, folder: Path, stack: ExitStack, tls: Certificates | None = None) -> None:
         ports = [free_port(), free_port()]
+        port_option, self._reached_by = ("tls-port", tls.of_test()) if tls else ("port", {})
+        encrypted = [*tls.of_server(), "--tls-replication", "yes"] if tls else []
         tcp = [
             "--bind",
             "127.0.0.1",
@@ -47,21 +50,25 @@ class Watched:
             "--repl-diskless-sync-delay",
             "0",
         ]
-        self.servers = [stack.enter_context(real_server("--port", str(port), *tcp)) for port in ports]
+        self.servers = [
+            stack.enter_context(real_server(f"--{port_option}", str(port), *tcp, *encrypted)) for port in ports
+        ]
         self.ports = ports
         self.servers[1].client().replicaof("127.0.0.1", str(ports[0]))
         self.sentinels = [free_port(), free_port()]
+        info = "+client|setinfo" if "+client|setinfo" in user_rights() else ""
         for number, port in enumerate(self.sentinels):
             config = folder / f"sentinel-{number}.conf"
             config.write_text(
-                f"port {port}\nbind 127.0.0.1\nrequirepass {OWN}\n"
+                f"port 0\n{port_option} {port}\nbind 127.0.0.1\nrequirepass {OWN}\n"
                 f"sentinel sentinel-pass {OWN}\n"
                 f"sentinel monitor mine 127.0.0.1 {ports[0]} 2\n"
                 "sentinel down-after-milliseconds mine 1000\nsentinel failover-timeout mine 5000\n"
-                f"user looker on >{OWN} +sentinel|masters +client|setinfo\nuser blind on >{OWN} +client|setinfo\n"
+                f"user looker on >{OWN} +sentinel|masters {info}\nuser blind on >{OWN} {info}\n"
             )
             with (folder / f"log-{number}").open("wb") as log:
-                process = subprocess.Popen([server_program(), str(config), "--sentinel"], stdout=log, stderr=log)
+                command = [server_program(), str(config), "--sentinel", *encrypted]
+                process = subprocess.Popen(command, stdout=log, stderr=log)
             stack.callback(process.wait)
             stack.callback(process.kill)
         assert wait_until(self._is_watched, 30)
@@ -100,7 +107,7 @@ class Watched:
     def _is_watched(self) -> bool:
         try:
             for port in self.sentinels:
-                client = redis.Redis(port=port, password=OWN)
+                client = redis.Redis(port=port, password=OWN, **self._reached_by)
                 [found] = client.sentinel_masters().values()
                 if found["num-slaves"] != 1 or found["num-other-sentinels"] != 1:
                     return False

@@ -89,3 +89,12 @@ def test_a_wait_ends_though_notifications_come_faster_than_it_takes_them() -> No
             return {"type": "message", "channel": b"{test:0}:wake"}
 
     assert ends(lambda: WakeListener(Flood(), [Keys("test")]).wait(60_000))
+
+
+def test_a_file_of_tls_that_is_missing_is_no_server_that_is_away() -> None:
+    url = "rediss://u:hidden@127.0.0.1:1/0?ssl_ca_certs=/nowhere/ca.crt&ssl_password=hidden"
+    with pytest.raises(
+        ConfigError, match=r"file /nowhere/ca\.crt, which the Redis URL names as ssl_ca_certs"
+    ) as caught:
+        connect(RedisSettings(url=url))
+    assert "hidden" not in str(caught.value)

@@ -84,6 +84,12 @@ def test_no_node_that_answers_is_told_with_the_reasons() -> None:
         ("redis+cluster://a,b:7", [("a", 6379), ("b", 7)], {}, ""),
         ("redis+cluster://u:p%40@a:1/0", [("a", 1)], {"username": "u", "password": "p@"}, "0"),
         ("redis+cluster://[::1]:5,b?socket_timeout=3", [("::1", 5), ("b", 6379)], {"socket_timeout": 3.0}, ""),
+        (
+            "redis+cluster://u:p@a?ssl_ca_certs=/x@y/c",
+            [("a", 6379)],
+            {"username": "u", "password": "p", "ssl_ca_certs": "/x@y/c"},
+            "",
+        ),
         ("redis+sentinel://a,b:7/main/2", [("a", 26379), ("b", 7)], {}, "main/2"),
         ("redis+sentinel://a/m?sentinel_password=x", [("a", 26379)], {"sentinel_password": "x"}, "m"),
     ],
@@ -99,6 +105,10 @@ def test_the_url_of_one_node_becomes_that_of_all() -> None:
     assert made == "rediss+cluster://u:p%40@a:1,[::1]:5/?ssl_ca_certs=/ca"
     addresses, options, path = seeds_of(made)
     assert (addresses, path, options["ssl_ca_certs"], options["password"]) == ([A, ("::1", 5)], "", "/ca", "p@")
+
+
+def test_the_url_of_one_node_with_a_path_in_its_query_becomes_that_of_all() -> None:
+    assert cluster_url("rediss://u@a?ssl_ca_certs=/x@y", [A]) == "rediss+cluster://u@a:1/?ssl_ca_certs=/x@y"
 
 
 def test_a_server_that_is_away_is_no_cluster_until_its_check_says_so() -> None:
