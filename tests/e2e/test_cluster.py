@@ -16,12 +16,13 @@ import pytest
 from pipeline.runtime.sending import PYTHON
 from pipeline.runtime.submit import spark_environ
 from tests.e2e.commands import Checkout, Command
-from tests.servers import RealServer
+from tests.servers import RealServer, user_rights
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("spark-cluster")]
 
 HOST = re.escape(socket.gethostname())
 FILES = 8
+PASSWORD = "of-the-user-9Zr"
 LINES = 30_000  # of a large file
 JOB_SEC = 300.0  # four more JVMs on a machine that is busy with other tests
 OPTIONS = {
@@ -66,7 +67,7 @@ class Cluster:
     """A standalone master and its workers, on whose PATH is a Python of this version without any package."""
 
     def __init__(self, folder: Path) -> None:
-        self._folder = folder
+        self.folder = folder
         venv.create(folder / "bare", symlinks=True)
         self._environ = {**os.environ, **spark_environ(os.environ), "SPARK_LOCAL_IP": "127.0.0.1"}
         self._environ["SPARK_DAEMON_MEMORY"] = "256m"
@@ -79,7 +80,7 @@ class Cluster:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
         self.url = f"spark://127.0.0.1:{port}"
-        self._master = Command(self._daemon("master.Master", "--port", str(port)), self._environ, self._folder)
+        self._master = Command(self._daemon("master.Master", "--port", str(port)), self._environ, self.folder)
 
     def workers(self) -> tuple[Worker, Worker]:
         """Return two that live, starting what is missing."""
@@ -93,9 +94,9 @@ class Cluster:
         return one, other
 
     def _start(self, number: int) -> Worker:
-        work = str(self._folder / f"work-{number}")
+        work = str(self.folder / f"work-{number}")
         daemon = self._daemon("worker.Worker", "--cores", "1", "--memory", "768m", "--work-dir", work, self.url)
-        return Worker([*(["unshare", "-rm"] if CAN_MOUNT else []), *daemon], self._environ, self._folder)
+        return Worker([*(["unshare", "-rm"] if CAN_MOUNT else []), *daemon], self._environ, self.folder)
 
     def _daemon(self, name: str, *arguments: str) -> list[str]:
         program = str(Path(self._environ["SPARK_HOME"], "bin", "spark-class"))
@@ -122,7 +123,9 @@ class Ingest:
     def __init__(self, cluster: Cluster, checkout: Checkout, server: RealServer) -> None:
         self._cluster = cluster
         self._checkout = checkout
-        self._environ = {"REDIS_URL": server.url, "SPARK_LOCAL_IP": "127.0.0.1"}
+        server.client().execute_command("ACL", "SETUSER", "shy", "on", f">{PASSWORD}", *user_rights())
+        url = f"unix://shy:{PASSWORD}@{server.folder}/s"
+        self._environ = {"REDIS_URL": url, "SPARK_LOCAL_IP": "127.0.0.1"}
 
     def start(self, *arguments: str, options: Mapping[str, object] = OPTIONS, **environ: str) -> Command:
         """Start it; arguments before ``jobs/ingest.py`` are for Spark, if it is named."""
@@ -136,6 +139,7 @@ class Ingest:
         """Return how it ended, and what it said."""
         job = self.start(*arguments, options=options, **environ)
         code = job.end(JOB_SEC)
+        assert PASSWORD not in job.screen()
         return code, job.screen()
 
 
@@ -144,8 +148,10 @@ def landed(checkout: Checkout) -> list[Path]:
 
 
 @pytest.fixture
-def ingest(cluster: Cluster, checkout: Checkout, server: RealServer) -> Ingest:
-    return Ingest(cluster, checkout, server)
+def ingest(cluster: Cluster, checkout: Checkout, server: RealServer) -> Iterator[Ingest]:
+    yield Ingest(cluster, checkout, server)
+    shown = [path for path in cluster.folder.rglob("std*") if PASSWORD in path.read_text(errors="replace")]
+    assert list(cluster.folder.rglob("stderr")) and not shown, "these begin with the command lines of the executors"
 
 
 def stored(server: RealServer) -> list[int]:
