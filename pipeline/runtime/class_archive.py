@@ -70,6 +70,7 @@ def make_archive(
             finally:
                 kill(process)
         if process.returncode == 0 and made.exists():
+            made.chmod(0o644)  # it is of Spark alone, and for all who use this environment
             made.replace(archive)
             for other in set(archive.parent.glob("spark-*.jsa")) - {archive}:
                 other.unlink(missing_ok=True)

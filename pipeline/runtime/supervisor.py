@@ -129,6 +129,7 @@ def supervise(root: Path, settings: Settings) -> int:
             name: plan_program([str(root / "jobs" / f"{name}.py")], environ, root=root, state_dir=state_dir)
             for name in ("ingest", "drain")
         }
+        os.umask(0o077)  # what anybody makes from here on may hold messages: inbox, rejects, checkpoints, scratch files
         dashboard = Dashboard(state_dir, settings.api.port)
         inbox = _find_inbox(settings)
         sample = root / "conf" / "sample.jsonl" if server and wants_sample(server, settings.redis) else None

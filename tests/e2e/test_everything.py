@@ -7,20 +7,24 @@ import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import time
 from contextlib import suppress
 from pathlib import Path
 
+import httpx
+
 from tests.e2e.commands import Checkout, Command, processes_of
 
 SAMPLE_END = "That was the sample."
+MADE = (".duetime", "inbox", "rejects", "scratch")
 TIMES = {"twice": 2, "moved": 1, "copied": 1, "slow": 3, "old": 1, "future": 1, "zipped": 1, "csv": 1}
 
 
 def test_the_first_command_from_start_to_second_start(checkout: Checkout) -> None:
     """One run, since each start costs seconds: sample, all ways to drop a file, stop, second start."""
-    first = checkout.run()
+    first = checkout.run(environ={"SPARK_LOCAL_DIRS": str(checkout.root / "scratch")})
     first.wait_for_line(SAMPLE_END)
     assert [line.split(": ", 1)[1] for line in first.lines()][-1].startswith(SAMPLE_END)
 
@@ -28,10 +32,7 @@ def test_the_first_command_from_start_to_second_start(checkout: Checkout) -> Non
     checkout.drop("later.jsonl", {"message": "after the restart", "delay_sec": 45})
     for text, times in TIMES.items():
         first.wait_for(lambda c, t=text, n=times: shown(c, t) >= n, f"{times} x {text}", 60)
-    assert {
-        address for address in listening_of(checkout.root) if not ipaddress.ip_address(address).is_loopback
-    } == set()
-    assert can_nobody_else_list(checkout.root) == {".duetime": False, "jobs": True}
+    assert open_to_others(checkout.root) == set()
     first.wait_for(lambda _: len(list((checkout.root / "rejects").glob("*.jsonl"))) >= 3, "rejects")
     assert [(r["file"], r["line"], r["reason"]) for r in checkout.rejects()] == [
         ("broken.json.gz", None, "corrupt_gzip"),
@@ -39,6 +40,8 @@ def test_the_first_command_from_start_to_second_start(checkout: Checkout) -> Non
         ("mixed.jsonl", 2, "missing_due"),
     ]
 
+    # What was dropped and is gone was another user's to protect; what we made is open to nobody else.
+    assert readable_by_others(checkout.root) == {"jobs"}
     assert first.stop(signal.SIGINT) == 0, first.screen()
     assert processes_of(checkout.root) == []
     assert problems(first) == []
@@ -46,8 +49,14 @@ def test_the_first_command_from_start_to_second_start(checkout: Checkout) -> Non
     for text, times in TIMES.items():
         assert shown(first, text) == times, first.screen()
 
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    with (checkout.root / "conf" / "spark-defaults.conf").open("a") as conf:
+        conf.write(f"spark.ui.enabled true\nspark.ui.port {port}\n")
     second = checkout.run()
     second.wait_for_line("ingest is up", timeout_sec=90)
+    assert httpx.get(f"http://127.0.0.1:{port}/", follow_redirects=True).status_code == 200
+    assert open_to_others(checkout.root) == set(), "nor is Spark's own page, where it is switched on"
     copy = checkout.run()
     assert copy.end() == 2, copy.screen()
     assert "another ingest job" in copy.screen()
@@ -61,8 +70,8 @@ def test_the_first_command_from_start_to_second_start(checkout: Checkout) -> Non
     assert processes_of(checkout.root) == []
 
 
-def listening_of(folder: Path) -> list[str]:
-    """The addresses on which processes listen that run in or name a folder: some of Java do."""
+def open_to_others(folder: Path) -> set[str]:
+    """The addresses beside loopback on which processes listen that run in or name a folder: some of Java do."""
     import psutil
 
     found = []
@@ -73,17 +82,28 @@ def listening_of(folder: Path) -> list[str]:
                 each.laddr.ip.removeprefix("::ffff:") for each in connections if each.status == psutil.CONN_LISTEN
             ]
     assert found, "the dashboard listens, and Spark does"
-    return found
+    return {address for address in found if not ipaddress.ip_address(address).is_loopback}
 
 
-def can_nobody_else_list(root: Path) -> dict[str, bool]:
-    """Say which folders of a checkout another user of the machine can look into; only root can try."""
+def readable_by_others(root: Path) -> set[str]:
+    """What another user of the machine can read, or connect to, of what a run has made, and of the project; only root can try."""
     root.chmod(0o755)
-    names = (".duetime", "jobs")
+    made = [path for name in MADE for path in [root / name, *(root / name).rglob("*")]]
+    assert any(path.is_socket() for path in made) and all(len(list((root / name).iterdir())) for name in MADE)
     if os.geteuid() != 0:
-        return {name: bool((root / name).stat().st_mode & 0o005) for name in names}
-    listed = {name: subprocess.run(["ls", root / name], user=65534, capture_output=True, check=False) for name in names}
-    return {name: ended.returncode == 0 for name, ended in listed.items()}
+        return {path.name for path in (*made, root / "jobs") if path.lstat().st_mode & 0o077}
+    look = 'while read -r path; do if [ -r "$path" ] || [ -w "$path" ]; then basename "$path"; fi; done'
+    asked = subprocess.run(
+        ["bash", "-c", look],
+        user=65534,
+        group=65534,
+        extra_groups=[],
+        input="".join(f"{path}\n" for path in (*made, root / "jobs")),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return {*asked.stdout.splitlines()}
 
 
 def problems(command: Command) -> list[str]:

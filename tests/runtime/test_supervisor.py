@@ -161,6 +161,18 @@ def test_a_dashboard_that_does_not_start_is_one_line(root: Path, start: Start, t
     assert line.endswith("Messages go on without it.")
 
 
+def test_what_the_jobs_make_is_for_their_user_alone(root: Path, start: Start) -> None:
+    """In a checkout and a state folder that others may enter."""
+    root.chmod(0o755)
+    (root / ".duetime").mkdir(mode=0o755)
+    supervisor = start()
+    supervisor.terminate()
+    assert supervisor.wait(20) == 0
+    made = [*(root / ".duetime").iterdir(), root / "inbox", root / "inbox" / "sample.jsonl"]
+    assert len(made) >= 3
+    assert [path.name for path in made if path.stat().st_mode & 0o077] == []
+
+
 def test_stdout_is_for_what_drain_prints_alone(root: Path, start: Start) -> None:
     supervisor = start()
     supervisor.terminate()
