@@ -203,6 +203,7 @@ def test_yarn_without_its_configuration_is_refused(plan: Plan) -> None:
         (CONFIGURATION, "", {"DUETIME_SAMPLE": "0"}, ""),
         ("", "", {}, r"needs a server that it can reach: write redis\.url into \S+mine\.toml"),
         ("[redis]\nurl=1", "", {}, r"redis\.url"),
+        (CONFIGURATION.replace('url = "redis://redis.internal"', 'url_file = "/there/url"'), "", {}, ""),
         ('[redis]\nurl="redis://a"', "", {}, "has no folder 'rejects' of this machine: name with --rejects"),
         (
             '[redis]\nurl="redis://a"',
