@@ -1,5 +1,6 @@
 """Consumers as users run them, killed, frozen and cut off at every point: nothing is lost, and each copy is explained."""
 
+import os
 import signal
 import subprocess
 import threading
@@ -178,10 +179,11 @@ def test_of_an_ordered_group_the_next_one_goes_on_in_order_where_a_killed_one_st
 
 def test_a_closed_pipe_ends_it_and_gives_back_what_was_not_begun(checkout: Checkout, readers: Readers) -> None:
     readers.send(padding="x" * 1_000)  # so that the pipe, of 64 KiB, has no room for a page
-    words = f"jobs/consume.py --topic {TOPIC} --group {GROUP} --redis {readers.url}"
+    words = f"jobs/consume.py --topic {TOPIC} --group {GROUP}"
     ended = subprocess.run(
         ["bash", "-o", "pipefail", "-c", f"./spark-submit.sh {words} | head -1"],
         cwd=checkout.root,
+        env={**os.environ, "REDIS_URL": readers.url},
         capture_output=True,
         text=True,
         timeout=WAIT_SEC,

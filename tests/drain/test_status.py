@@ -170,8 +170,8 @@ def test_a_probe_fails_when_nobody_delivers(server: RealServer) -> None:
 
 def test_it_can_be_watched_until_it_is_stopped(server: RealServer) -> None:
     with subprocess.Popen(
-        command(server, "status", "--watch", "0.1", "--format", "json"),
-        env=environ(),
+        command("status", "--watch", "0.1", "--format", "json"),
+        env=environ(server),
         stdout=subprocess.PIPE,
         text=True,
     ) as watching:

@@ -34,11 +34,9 @@ def test_the_archive_has_each_package_once_with_what_it_needs_and_is_made_anew_f
         names = archive.getnames()
         listing = archive.extractfile(LIST_NAME)
         assert listing is not None
-        assert [line.split()[0] for line in listing.read().decode().splitlines()] == [
-            sending.PYTHON,
-            "msgspec",
-            "redis",
-        ]
+        packed = [line.split()[0] for line in listing.read().decode().splitlines()]
+        # Until Python 3.11.3 redis needs this, too.
+        assert [name for name in packed if name != "async-timeout"] == [sending.PYTHON, "msgspec", "redis"]
     assert names[0] == LIST_NAME
     assert len(names) == len(set(names))
     assert {"msgspec/__init__.py", "redis/client.py"} < set(names)
@@ -75,7 +73,7 @@ def test_one_command_packs_all_that_a_bare_python_lacks(tmp_path: Path) -> None:
     packed = subprocess.run(shlex.split(there), cwd=tmp_path, capture_output=True, text=True, check=True)
     assert packed.stdout == f"{tmp_path}/packages.tar.gz\n"
     with tarfile.open(tmp_path / "packages.tar.gz") as archive:
-        archive.extractall(tmp_path / "unpacked", filter="data")
+        archive.extractall(tmp_path / "unpacked")
     places = f"import sys; sys.path.insert(0, {str(tmp_path / 'unpacked')!r}); import {', '.join(IMPORTED)}; print(redis.__file__)"
     bare = subprocess.run([sys.executable, "-ISc", places], capture_output=True, text=True, check=True)
     assert bare.stdout.startswith(str(tmp_path))

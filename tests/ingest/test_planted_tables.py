@@ -1,0 +1,72 @@
+"""The tests of tables notice what they are there for: each protection, taken out, is missed."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+
+from pipeline.core.errors import PipelineError
+from pipeline.ingest import tables
+from pipeline.store.campaigns import Campaigns
+from tests.chaos.test_planted import Mutant, plant
+from tests.ingest import test_tables as tests
+from tests.ingest.test_tables import Stage
+from tests.servers import RealServer
+
+pytestmark = pytest.mark.planted
+
+SCHEDULE, LOAD, FINISH = (tables, "schedule_table"), (tables, "_load"), (Campaigns, "finish")
+
+# By name: the function, old and new text, and what notices it.
+FAULTS: dict[str, tuple[Any, str, str, Callable[..., None]]] = {
+    "the last one who has staged a name counts": (
+        (Campaigns, "begin"),
+        "nx=True",
+        "nx=False",
+        tests.test_of_two_calls_at_once_one_counts,
+    ),
+    "a folder that is away is an empty one": (
+        LOAD,
+        "if there != campaign.files:",
+        "if False:",
+        tests.test_a_folder_that_is_away_is_an_error_and_not_an_empty_one,
+    ),
+    "files that another one has stored and deleted are missed": (
+        SCHEDULE,
+        "if not (found := campaigns.find(name)) or not found.is_done:",
+        "if True:",
+        tests.test_a_call_whose_files_are_gone_as_another_one_has_stored_them_is_done,
+    ),
+    "markers stay": (
+        FINISH,
+        "pipeline.expire(keys.markers(campaign.stage), keep_sec)",
+        "pass",
+        tests.test_what_is_known_of_a_campaign_expires,
+    ),
+    "files of a table have the same token": (
+        (tables, "with_staged_columns"),
+        'F.concat_ws("\\n", F.lit(stage), F.col("_metadata.file_name"))',
+        "F.lit(stage)",
+        tests.test_a_plan_that_gives_other_rows_each_time_is_scheduled_once,
+    ),
+    "a delay counts from the call that stores": (
+        (tables, "_stage"),
+        "with_due_ms, arrival_ms)",
+        "with_due_ms, 0)",
+        tests.test_each_row_is_scheduled_once_and_those_that_are_no_requests_come_back,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_planted_fault_is_noticed(
+    name: str, spark: SparkSession, server: RealServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target, old, new, check = FAULTS[name]
+    plant(Mutant(name, (), {target: ((old, new),)}), monkeypatch)
+    more = {"monkeypatch": monkeypatch} if "monkeypatch" in check.__code__.co_varnames else {}
+    monkeypatch.setattr(tests, "schedule_table", tables.schedule_table)
+    with pytest.raises((AssertionError, PipelineError, pytest.fail.Exception)):
+        check(spark, Stage(server, tmp_path), **more)
