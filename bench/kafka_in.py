@@ -174,21 +174,29 @@ def _checker(workload: Workload) -> Callable[[Server], None]:
     return check
 
 
+def _rate_storing(rows: int, of: Sequence[Sample]) -> float:
+    """Return the median of records a second while batches are stored; 0 if a batch was too short to be told."""
+    stored_ms = [sum(batch["addBatch"] for batch in sample["batches"]) for sample in of]
+    return spread_of([rows / ms * 1000 for ms in stored_ms]).median if all(stored_ms) else 0.0
+
+
 def table(settings: dict[str, Any], samples: Sequence[Sample]) -> str:
     """Lay the samples out for eyes; the warm-up is left out."""
     rows = settings["rows"]
     measured = {name: [s for s in samples if s["subject"] == name and s["round"]] for name in TITLES}
     files = spread_of([rows / s["wall_s"] for s in measured[FILES]]).median
+    files_storing = _rate_storing(rows, measured[FILES])
     lines = []
     for name, of in measured.items():
         rate = spread_of([rows / s["wall_s"] for s in of])
-        stored_ms = [sum(batch["addBatch"] for batch in s["batches"]) for s in of]
+        storing = _rate_storing(rows, of)
         lines.append(
             (
                 TITLES[name],
                 *(f"{value:,.0f}" for value in (rate.median, rate.least, rate.most)),
                 f"{rate.median / files:.2f}",
-                f"{spread_of([rows / ms * 1000 for ms in stored_ms]).median:,.0f}" if all(stored_ms) else "-",
+                f"{storing:,.0f}" if storing else "-",
+                f"{storing / files_storing:.2f}" if files_storing else "-",
                 f"{len(of[0]['batches']) or 1}",
                 *(
                     f"{spread_of([s[cpu] / rows * 1e6 for s in of]).median:.2f}"
@@ -196,7 +204,19 @@ def table(settings: dict[str, Any], samples: Sequence[Sample]) -> str:
                 ),
             )
         )
-    head = ("", "records/s", "min", "max", "of files", "in batches", "batches", "client µs", "server µs", "broker µs")
+    head = (
+        "",
+        "records/s",
+        "min",
+        "max",
+        "of files",
+        "in batches",
+        "of files",
+        "batches",
+        "client µs",
+        "server µs",
+        "broker µs",
+    )
     others = max(s["others_cores"] for of in measured.values() for s in of)
     return (
         f"{rows:,} request lines in {settings['partitions']} partitions, {settings['master']}, {settings['rounds']} rounds; "

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
+from pipeline.config import IngestSettings
 from pipeline.core.buckets import BUCKET_WIDTH_MS
 from pipeline.core.due import time_of_ms
 from pipeline.core.ids import message_id
@@ -20,7 +21,7 @@ from pipeline.landing.names import Token, landing_name, quote_name
 SEED = 20260101
 ARRIVAL_MS = 1_767_225_600_000  # 2026-01-01: fixed, so that every run fills the same buckets
 DAY_SEC = 86_400
-FILE_BYTES_MAX = 32 * 1024 * 1024  # as the gatekeeper cuts
+FILE_BYTES_MAX = IngestSettings().segment_bytes  # as the gatekeeper cuts
 FILES_MIN = 4
 
 
