@@ -1,15 +1,28 @@
 """What a job does beside its work, in a thread of its own."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Generator, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from math import inf
 from threading import Event, Thread
-from typing import Final, Protocol
+from typing import Final, Protocol, TypeVar
 
 FAILED_MS: Final = 60_000  # after an error that nobody expected
 STOP_SEC: Final = 2.0  # longer than a call of a task should take
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+def made_ahead(items: Iterable[T]) -> Generator[T]:
+    """Yield items, each made in a thread while the one before is used; close it, and it waits for that thread."""
+    iterator, end = iter(items), object()
+    with ThreadPoolExecutor(1, "ahead") as beside:
+        ahead = beside.submit(next, iterator, end)
+        while (item := ahead.result()) is not end:
+            ahead = beside.submit(next, iterator, end)
+            yield item  # type: ignore[misc]
 
 
 class Task(Protocol):

@@ -17,8 +17,7 @@ from pipeline.core.csv_rows import parse_csv_header
 from pipeline.core.messages import Message, Rejection
 from pipeline.core.validation import validate_line
 from pipeline.ingest.columns import DUE_FIELDS, Columns, Values
-from pipeline.ingest.plain_lines import Bools, Ints, Lines, bytes_at, is_utf8
-from pipeline.ingest.usual_lines import USUAL_LINE_BYTES_MAX
+from pipeline.ingest.plain_lines import Bools, Ints, Lines, bytes_at
 
 SHAPES_MAX: Final = 16  # that are looked for in a part; the lines of others are read one by one
 ALIKE_FROM_LINES: Final = 50  # so many take as long one by one as at once
@@ -52,10 +51,10 @@ class _Shape:
 
 def read_alike_lines(lines: Lines, is_left: Bools) -> Iterator[Columns]:
     """Find JSON lines that are alike, among those that are left, and yield their values, which nobody has checked yet."""
-    if np.count_nonzero(is_left) < ALIKE_FROM_LINES or not is_utf8(lines.text):
+    if np.count_nonzero(is_left) < ALIKE_FROM_LINES or not lines.is_utf8:
         return
     quotes, is_fit = _quotes_of(lines)
-    first_quote = np.searchsorted(quotes, lines.starts)
+    first_quote = lines.first_quotes if quotes is lines.quotes else np.searchsorted(quotes, lines.starts)
     counts = np.diff(first_quote, append=len(quotes))
     left = np.flatnonzero(is_fit & is_left)
     for _ in range(SHAPES_MAX):
@@ -77,28 +76,17 @@ def read_alike_lines(lines: Lines, is_left: Bools) -> Iterator[Columns]:
 
 def _quotes_of(lines: Lines) -> tuple[Ints, Bools]:
     """Return where quotes begin or end texts, and which lines are not too long and have nothing that is written another way."""
-    data = np.frombuffer(lines.text, np.uint8)
-    odd = np.flatnonzero((data < _SPACE) & (data != _NEWLINE))
-    quotes = np.flatnonzero(data == _QUOTE)
-    if b"\\" in lines.text:
-        slashes = np.flatnonzero(data == _BACKSLASH)
-        # Of backslashes in a row the first, the third, … escape what follows them.
-        is_first = np.diff(slashes, prepend=-2) != 1
-        place = np.arange(len(slashes))
-        escaped = slashes[(place - place[is_first][np.cumsum(is_first) - 1]) % 2 == 0] + 1
-        odd = np.concatenate((odd, escaped[~_IS_SAME_ESCAPE[bytes_at(lines.text, escaped)]]))
-        is_text = np.ones(len(data) + 1, np.bool_)
-        is_text[escaped] = False
-        quotes = quotes[is_text[quotes]]
-    return quotes, _without(lines, odd)
-
-
-def _without(lines: Lines, odd: Ints) -> Bools:
-    """Return which lines are not too long and have none of the bytes at some places."""
-    is_fit = lines.stops - lines.starts <= USUAL_LINE_BYTES_MAX
-    odd_line = np.searchsorted(lines.starts, odd, side="right") - 1
-    is_fit[odd_line[odd < lines.stops[odd_line]]] = False
-    return is_fit
+    quotes, slashes = lines.quotes, lines.slashes
+    if not len(slashes):
+        return quotes, lines.without(lines.controls)
+    # Of backslashes in a row the first, the third, … escape what follows them.
+    is_first = np.diff(slashes, prepend=-2) != 1
+    place = np.arange(len(slashes))
+    escaped = slashes[(place - place[is_first][np.cumsum(is_first) - 1]) % 2 == 0] + 1
+    is_text = np.ones(len(lines.text) + 1, np.bool_)
+    is_text[escaped] = False
+    odd = escaped[~_IS_SAME_ESCAPE[bytes_at(lines.text, escaped)]]
+    return quotes[is_text[quotes]], lines.without(lines.controls, odd)
 
 
 def _shape_of(line: bytes) -> _Shape | None:
@@ -179,11 +167,10 @@ def _is_text(text: bytes, places: Ints, words: bytes) -> Bools:
 def read_csv_rows(lines: Lines, header: str) -> Iterator[Columns]:
     """Find the rows of a CSV file that are well formed, and yield their values by which cells are not empty."""
     names = parse_csv_header(header)
-    if isinstance(names, Rejection) or not is_utf8(lines.text) or not len(lines):
+    if isinstance(names, Rejection) or not lines.is_utf8 or not len(lines):
         return
-    data = np.frombuffer(lines.text, np.uint8)
-    is_fit = _without(lines, np.flatnonzero((data < _SPACE) & (data != _NEWLINE)))
-    commas, quotes = np.flatnonzero(data == _COMMA), np.flatnonzero(data == _QUOTE)
+    is_fit, quotes = lines.without(lines.controls), lines.quotes
+    commas = np.flatnonzero(np.frombuffer(lines.text, np.uint8) == _COMMA)
     if len(quotes):
         first_quote = np.searchsorted(quotes, lines.starts)
         counts = np.diff(first_quote, append=len(quotes))

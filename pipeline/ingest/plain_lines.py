@@ -11,6 +11,7 @@ accept more than ``core/validation.py`` does.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Final
 
 import numpy as np
@@ -27,9 +28,12 @@ Ints = np.ndarray[Any, np.dtype[np.int64]]
 Bools = np.ndarray[Any, np.dtype[np.bool_]]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Lines:
-    """Where the lines of ``text`` start, and where they stop: before the newline, and before one return in front of that."""
+    """Where the lines of ``text`` start, and where they stop: before the newline, and before one return in front of that.
+
+    What several readers want to know of the text is found once.
+    """
 
     text: bytes
     starts: Ints
@@ -47,6 +51,47 @@ class Lines:
 
     def __len__(self) -> int:
         return len(self.starts)
+
+    @cached_property
+    def quotes(self) -> Ints:
+        """Where there are quotes."""
+        return np.flatnonzero(np.frombuffer(self.text, np.uint8) == _QUOTE)
+
+    @cached_property
+    def first_quotes(self) -> Ints:
+        """Which of the quotes is the first one behind the start of each line."""
+        return np.searchsorted(self.quotes, self.starts)
+
+    @cached_property
+    def slashes(self) -> Ints:
+        """Where there are backslashes."""
+        data = np.frombuffer(self.text if b"\\" in self.text else b"", np.uint8)
+        return np.flatnonzero(data == _BACKSLASH)
+
+    @cached_property
+    def controls(self) -> Ints:
+        """Where there are control characters, but for newlines."""
+        data = np.frombuffer(self.text, np.uint8)
+        return np.flatnonzero((data < _SPACE) & (data != _NEWLINE))
+
+    @cached_property
+    def is_utf8(self) -> bool:
+        """Whether the text is UTF-8."""
+        if self.text.isascii():
+            return True
+        try:
+            self.text.decode()
+        except UnicodeDecodeError:
+            return False
+        return True
+
+    def without(self, *places: Ints) -> Bools:
+        """Return which lines are not too long and have none of the bytes at some places."""
+        is_fit = self.stops - self.starts <= USUAL_LINE_BYTES_MAX
+        odd = np.concatenate(places)
+        odd_line = np.searchsorted(self.starts, odd, side="right") - 1
+        is_fit[odd_line[odd < self.stops[odd_line]]] = False
+        return is_fit
 
     def cut(self, is_wanted: Bools) -> Iterator[bytes]:
         """Yield the wanted lines."""
@@ -96,26 +141,10 @@ def read_plain_lines(lines: Lines, arrival_ms: int | Ints) -> PlainLines:
 
 def _with_six_quotes(lines: Lines) -> tuple[Ints, Ints]:
     """Return the lines that are not too long with six quotes, no escapes and no control characters, and where the quotes are."""
-    data = np.frombuffer(lines.text, np.uint8)
-    odd = np.flatnonzero(((data < _SPACE) & (data != _NEWLINE)) | (data == _BACKSLASH))
-    odd_line = np.searchsorted(lines.starts, odd, side="right") - 1
-    quotes = np.flatnonzero(data == _QUOTE)
-    first_quote = np.searchsorted(quotes, lines.starts)
-    is_fit = (np.diff(first_quote, append=len(quotes)) == 6) & (lines.stops - lines.starts <= USUAL_LINE_BYTES_MAX)
-    is_fit[odd_line[odd < lines.stops[odd_line]]] = False
-    indexes = np.flatnonzero(is_fit & is_utf8(lines.text))
+    first_quote, quotes = lines.first_quotes, lines.quotes
+    is_fit = lines.without(lines.controls, lines.slashes) & (np.diff(first_quote, append=len(quotes)) == 6)
+    indexes = np.flatnonzero(is_fit & lines.is_utf8)
     return indexes, quotes[first_quote[indexes, None] + np.arange(6)]
-
-
-def is_utf8(text: bytes) -> bool:
-    """Say whether a text is UTF-8."""
-    if text.isascii():
-        return True
-    try:
-        text.decode()
-    except UnicodeDecodeError:
-        return False
-    return True
 
 
 def bytes_at(text: bytes, places: Ints) -> np.ndarray[Any, np.dtype[np.uint8]]:

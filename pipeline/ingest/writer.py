@@ -5,6 +5,7 @@ import logging
 import re
 import socket
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing
 from dataclasses import asdict, dataclass, field, fields
 from functools import cache, partial
 from pathlib import Path
@@ -13,10 +14,11 @@ from urllib.parse import unquote
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
+from pipeline.core.background import made_ahead
 from pipeline.core.clock import Clock
 from pipeline.core.errors import PipelineError
 from pipeline.core.messages import Change
-from pipeline.ingest.parsing import parse_file
+from pipeline.ingest.parsing import FileText, ParsedPart, parse_file
 from pipeline.ingest.rejects import RejectsWriter, first_reject, reject_record
 from pipeline.ingest.stores import WriterSettings, open_changing_stores, open_stores, retrying, wait_until_kept
 from pipeline.ingest.transactions import ALL_STORED, PartQueue, Step, split_by_shard
@@ -32,6 +34,8 @@ SUMMARY_COLUMNS = (
 )
 TRANSACTION_BYTES = 4 * 1024 * 1024  # long messages: a transaction has no more than this, give or take one
 WAITING_FILES = 500  # tiny files: this many are stored together
+# Parts are stored together, in order of due time, once they have so much: in longer runs order gains little more (ADR 4).
+SORTED_MESSAGES, SORTED_BYTES = 100_000, 32 * 1024 * 1024
 
 _UNREAD_FILE = re.compile(r"FAILED_READ_FILE[.\w]*\] Encountered error while reading file (?:file:/*(?=/))?(\S+?)\.? ")
 
@@ -146,6 +150,16 @@ def count_lines(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     yield pa.RecordBatch.from_pydict({"lines": [lines]})
 
 
+def _read_parts(
+    batches: Iterable[pa.RecordBatch], shards: int
+) -> Iterator[tuple[FileText, ParsedPart, dict[int, PartQueue]]]:
+    """Parse files, and sort what each shard gets of them."""
+    for file in file_texts(batches):
+        for part in parse_file(file):
+            split = split_by_shard(part, shards)
+            yield file, part, {shard: PartQueue(share, file.is_repeated) for shard, share in split.items()}
+
+
 class PartitionWriter:
     """The mapInArrow function of a batch: file rows in, one summary row out."""
 
@@ -164,14 +178,15 @@ class PartitionWriter:
         shards = [ShardWriter(store, changing, self._settings) for store, changing in stores]
         summary = Summary()
         with RejectsWriter(Path(self._settings.rejects), self._settings.rejects_mark) as rejects:
-            for file in file_texts(batches):
-                summary.file_tokens.append(file.token)
-                for part in parse_file(file):
+            with closing(made_ahead(_read_parts(batches, len(shards)))) as parts:
+                for file, part, queues in parts:
+                    if not summary.file_tokens or summary.file_tokens[-1] != file.token:
+                        summary.file_tokens.append(file.token)
                     rejects.write(file, (reject_record(file.name, line) for line in part.rejected))
                     first = first_reject(file.name, part.rejected)
                     summary.add(Summary(part.lines, rejected=len(part.rejected), blank=part.blank, first_reject=first))
-                    for shard, share in split_by_shard(part, len(shards)).items():
-                        shards[shard].add(PartQueue(share, file.is_repeated))
+                    for shard, queue in queues.items():
+                        shards[shard].add(queue)
             for writer in shards:
                 summary.add(writer.finish())
         return summary
@@ -194,7 +209,8 @@ class ShardWriter:
         self._waiting.append(queue)
         self._part_ids.append(queue.part_id)
         messages = sum(waiting.left + len(waiting.changes) for waiting in self._waiting)
-        if len(self._waiting) >= WAITING_FILES or messages >= self._settings.transaction_messages:
+        size = sum(waiting.size_to(len(waiting)) for waiting in self._waiting)
+        if len(self._waiting) >= WAITING_FILES or messages >= SORTED_MESSAGES or size >= SORTED_BYTES:
             self._store_waiting()
 
     def finish(self) -> Summary:

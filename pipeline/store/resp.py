@@ -37,8 +37,7 @@ def frame_rows(rows: MessageRows, key_of: Callable[[int], str]) -> FramedRows:
     import pyarrow.compute as pc
 
     due_ms = pa.array(rows.due_ms, pa.int64())
-    _, offsets, pairs = _frame_columns(due_ms, rows.members).buffers()
-    places, wire = memoryview(offsets).cast("i"), memoryview(pairs)
+    places, wire = _texts_of(_frame_columns(due_ms, rows.members))
     # All are framed at once: a call for each bucket would cost more than the framing.
     buckets = pc.run_end_encode(pc.multiply(pc.divide(due_ms, BUCKET_WIDTH_MS), BUCKET_WIDTH_MS))
     starts, ends = buckets.values.to_pylist(), buckets.run_ends.to_pylist()
@@ -71,14 +70,14 @@ def frame_places(rows: MessageRows, key: str) -> bytes:
 
     due_ms = pa.array(rows.due_ms, pa.int64()).cast(pa.string()).cast(pa.binary())
     places = pc.binary_join_element_wise(pc.binary_slice(rows.members, 0, MESSAGE_ID_LENGTH), due_ms, b"")
-    return header + b"".join(_frame_columns(rows.idempotency_keys, places).to_pylist())
+    return header + _joined(_frame_columns(rows.idempotency_keys, places))
 
 
 def frame_names(rows: MessageRows) -> bytes:
     """Frame the idempotency keys of messages as arguments."""
     if isinstance(rows.members, list):
         return _frame(rows.idempotency_keys)
-    return b"".join(_frame_columns(rows.idempotency_keys).to_pylist())
+    return _joined(_frame_columns(rows.idempotency_keys))
 
 
 def repeated(rows: MessageRows) -> list[int]:
@@ -118,6 +117,17 @@ def _frame_columns(*columns: Any) -> Any:
     for column in map(as_binary, columns):
         parts += (b"\r\n$" if parts else b"$", as_binary(pc.binary_length(column)), b"\r\n", column)
     return pc.binary_join_element_wise(*parts, b"\r\n", b"")
+
+
+def _texts_of(column: Any) -> tuple[memoryview, memoryview]:
+    """Return where the texts of a column that was just made begin and end, and all of them in a row."""
+    _, offsets, texts = column.buffers()
+    return memoryview(offsets).cast("i"), memoryview(texts)
+
+
+def _joined(column: Any) -> bytes:
+    places, texts = _texts_of(column)
+    return bytes(texts[: places[len(column)]])
 
 
 def _frame_lists(rows: MessageRows, key_of: Callable[[int], str]) -> FramedRows:

@@ -111,6 +111,28 @@ def test_a_transaction_ends_in_the_middle_of_a_file_when_it_is_full() -> None:
     ]  # fmt: skip
 
 
+def test_a_transaction_of_several_files_has_what_is_due_first_in_any_of_them() -> None:
+    found = steps([queue_of(1, 4, 5, token="A" * 14), queue_of(2, 3, 6, token="B" * 14), queue_of(token="C" * 14)], 3)
+    assert [list(t.rows.due_ms) for t in found] == [[1, 2, 3], [4, 5, 6]]
+    assert [[(m.part_id[0], m.after) for m in t.moves] for t in found] == [
+        [("A", "1 00000001"), ("B", "3 00000002"), ("C", "all")], [("A", "all"), ("B", "all")]
+    ]  # fmt: skip
+
+
+def test_many_messages_of_one_millisecond_in_several_files_make_no_transaction_too_long() -> None:
+    found = steps([queue_of(*[7] * 5, token="A" * 14), queue_of(6, *[7] * 5, 8, token="B" * 14)], 4)
+    assert [list(t.rows.due_ms) for t in found] == [[6, 7, 7, 7], [7] * 4, [7] * 3 + [8]]
+
+
+def test_long_messages_of_several_files_make_shorter_transactions_and_each_has_one_at_least() -> None:
+    found = steps(
+        [queue_of(1, 3, token="A" * 14), queue_of(2, 4, token="B" * 14)], 100, 50
+    )  # each member takes 24 bytes
+    assert [list(t.rows.due_ms) for t in found] == [[1, 2], [3, 4]]
+    found = steps([queue_of(1, 3, token="A" * 14), queue_of(2, 4, token="B" * 14)], 100, 1)
+    assert [list(t.rows.due_ms) for t in found] == [[1], [2], [3], [4]]
+
+
 @pytest.mark.parametrize(("bytes_max", "sizes"), [(1, [1, 1, 1, 1]), (48, [2, 2]), (1000, [4])])
 def test_long_messages_make_shorter_transactions(bytes_max: int, sizes: list[int]) -> None:
     found = steps([queue_of(1, 2, 3, 4)], 100, bytes_max)  # each member takes 24 bytes
