@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from pipeline.core.errors import PipelineError
@@ -17,7 +18,7 @@ from tests.servers import RealServer
 
 pytestmark = pytest.mark.planted
 
-SCHEDULE, LOAD, FINISH = (tables, "schedule_table"), (tables, "_load"), (Campaigns, "finish")
+FINISH = (Campaigns, "finish")
 
 # By name: the function, old and new text, and what notices it.
 FAULTS: dict[str, tuple[Any, str, str, Callable[..., None]]] = {
@@ -28,13 +29,13 @@ FAULTS: dict[str, tuple[Any, str, str, Callable[..., None]]] = {
         tests.test_of_two_calls_at_once_one_counts,
     ),
     "a folder that is away is an empty one": (
-        LOAD,
+        (tables, "check_files"),
         "if there != campaign.files:",
         "if False:",
         tests.test_a_folder_that_is_away_is_an_error_and_not_an_empty_one,
     ),
     "files that another one has stored and deleted are missed": (
-        SCHEDULE,
+        (tables, "complete"),
         "if not (found := campaigns.find(name)) or not found.is_done:",
         "if True:",
         tests.test_a_call_whose_files_are_gone_as_another_one_has_stored_them_is_done,
@@ -45,14 +46,14 @@ FAULTS: dict[str, tuple[Any, str, str, Callable[..., None]]] = {
         "pass",
         tests.test_what_is_known_of_a_campaign_expires,
     ),
-    "files of a table have the same token": (
-        (tables, "with_staged_columns"),
-        'F.concat_ws("\\n", F.lit(stage), F.col("_metadata.file_name"))',
-        "F.lit(stage)",
-        tests.test_a_plan_that_gives_other_rows_each_time_is_scheduled_once,
+    "rows that were not read are not missed": (
+        (tables, "check_rows"),
+        "if done.lines != campaign.accepted:",
+        "if False:",
+        tests.test_a_staged_file_that_lost_rows_is_an_error,
     ),
     "a delay counts from the call that stores": (
-        (tables, "_stage"),
+        (tables, "with_lines"),
         "with_due_ms, arrival_ms)",
         "with_due_ms, 0)",
         tests.test_each_row_is_scheduled_once_and_those_that_are_no_requests_come_back,
@@ -68,5 +69,5 @@ def test_a_planted_fault_is_noticed(
     plant(Mutant(name, (), {target: ((old, new),)}), monkeypatch)
     more = {"monkeypatch": monkeypatch} if "monkeypatch" in check.__code__.co_varnames else {}
     monkeypatch.setattr(tests, "schedule_table", tables.schedule_table)
-    with pytest.raises((AssertionError, PipelineError, pytest.fail.Exception)):
+    with pytest.raises((AssertionError, PipelineError, PySparkException, pytest.fail.Exception)):
         check(spark, Stage(server, tmp_path), **more)
