@@ -1,19 +1,18 @@
-"""Scheduling from Spark: the rows of a table, each once for a name."""
+"""Scheduling from Spark: the rows of a table, each once for a name, and what is scheduled as a table."""
 
 import os
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
-from typing import Final
 
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, SparkSession
 
 from pipeline.config import load_settings
 from pipeline.consume.opening import open_client
 from pipeline.core.errors import ConfigError
+from pipeline.ingest.data_source import DAY_SEC, FORMAT, KEEP_DAYS, DuetimeSource
 from pipeline.ingest.tables import ScheduledTable as ScheduledTable
 from pipeline.ingest.tables import schedule_table
-
-KEEP_DAYS: Final = 366  # that a name is known: as long as a delay may be
-DAY_SEC: Final = 86_400
 
 
 def schedule(
@@ -54,3 +53,49 @@ def schedule(
     url = folder if "://" in folder else str(Path(folder).absolute())
     with open_client(settings) as (client, opened):
         return schedule_table(table, name, columns, url, keep_days * DAY_SEC, client, opened)
+
+
+def register(spark: SparkSession) -> None:
+    """Let a session read and write ``format("duetime")``, on the server of ``REDIS_URL`` or the configuration, as they are now.
+
+    ``spark.read.format("duetime").load()`` gives what is scheduled; see ``scheduled``.
+
+    ``df.write.format("duetime").option("name", "trials").mode("append").save()`` schedules a table as ``schedule`` does, and
+    ``df.writeStream.format("duetime")`` each batch of a stream, for the name ``<name>-<number of the batch>``. Options are the
+    arguments of ``schedule``; and ``refused``: with ``fail``, the default, rows that are no requests fail the write before anything
+    is scheduled, with ``keep`` they are left out.
+
+    Raises:
+        ConfigError: a setting is not valid.
+    """
+    settings = load_settings({}, os.environ)
+    staging = str(Path(settings.local.state, "staging").absolute())
+    known = {
+        "settings": settings,
+        "open_client": staticmethod(open_client),
+        "open_to_look": staticmethod(partial(open_client, may_create=False)),
+        "staging": staging,
+    }
+    spark.dataSource.register(type("ConfiguredSource", (DuetimeSource,), known))
+
+
+def scheduled(spark: SparkSession, *, since: str = "", until: str = "", columns: Sequence[str] = ()) -> DataFrame:
+    """Return what is scheduled, a row a message.
+
+    It has the columns ``due``, ``bucket``, ``topic``, ``id``, ``message``, ``headers``, ``message_id``, ``attempt`` and ``group``.
+    What a pause holds, and what is in flight, is not there.
+
+    Each action reads anew, while messages come and go. A message that waits for the same due time all the while is there once. One
+    that is scheduled, cancelled or delivered meanwhile may be there or not, and one that is moved may even be there with both due
+    times.
+
+    Args:
+        since: only what is due from then on, and ``until``, before then: ISO 8601 with a zone, or epoch ms UTC.
+
+        columns: only these.
+    Raises:
+        ConfigError: a setting, time or column is not valid.
+    """
+    register(spark)
+    given = {"from": since, "until": until, "columns": ",".join(columns)}
+    return spark.read.format(FORMAT).options(**{name: value for name, value in given.items() if value}).load()

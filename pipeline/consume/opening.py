@@ -82,8 +82,12 @@ def stop_on_signals(handle_signals: bool = True) -> Iterator[Stop]:
 
 
 @contextmanager
-def open_client(settings: Settings) -> Iterator[tuple[Any, Settings]]:
-    """Connect a program to a namespace, and keep the private server up meanwhile, if it is that one; see ``open_consumer``."""
+def open_client(settings: Settings, may_create: bool = True) -> Iterator[tuple[Any, Settings]]:
+    """Connect a program to a namespace, and keep the private server up meanwhile, if it is that one; see ``open_consumer``.
+
+    Args:
+        may_create: whether a namespace that is new is made; who only looks has no right to do that.
+    """
     with ExitStack() as stack:
         if not settings.redis.url:
             url = stack.enter_context(_running_private_server(settings))
@@ -92,7 +96,7 @@ def open_client(settings: Settings) -> Iterator[tuple[Any, Settings]]:
         client = connect(settings.redis)
         stack.callback(client.close)
         check_server(client, settings.redis, SystemClock())  # its warnings are for the jobs that store and deliver
-        open_namespace(client, settings.redis, may_create=True)
+        open_namespace(client, settings.redis, may_create)
         yield client, settings
 
 

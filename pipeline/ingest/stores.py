@@ -4,11 +4,12 @@ import os
 import random
 import threading
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
-from pipeline.config import DrainSettings, RedisSettings
+from pipeline.config import DrainSettings, RedisSettings, Settings
 from pipeline.core.clock import SystemClock
 from pipeline.store.base import SchedulingStore
 from pipeline.store.by_id import MessagesById
@@ -19,6 +20,7 @@ from pipeline.store.retry import retry_until_available
 from pipeline.store.shards import open_shards
 
 T = TypeVar("T")
+Opener = Callable[[Settings], AbstractContextManager[tuple[Any, Settings]]]  # connects, and finds the server if need be
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +59,7 @@ def open_stores(settings: RedisSettings) -> list[RedisStore]:
     """Return this process's stores, one a shard; Python workers live on from batch to batch, and so do their connections."""
     key = (os.getpid(), settings)
     if key not in _stores:
-        _stores[key] = open_shards(_open_client(settings), settings)
+        _stores[key] = open_shards(open_client_once(settings), settings)
     return _stores[key]
 
 
@@ -65,12 +67,13 @@ def open_changing_stores(settings: WriterSettings) -> list[MessagesById]:
     """Return the same shards for the lines that cancel and replace."""
     key = (os.getpid(), settings)
     if key not in _changing_stores:
-        client, retention_ms = _open_client(settings.redis), settings.id_retention_sec * 1_000
+        client, retention_ms = open_client_once(settings.redis), settings.id_retention_sec * 1_000
         _changing_stores[key] = [MessagesById(client, [keys], retention_ms) for keys in keys_of(settings.redis)]
     return _changing_stores[key]
 
 
-def _open_client(settings: RedisSettings) -> Any:
+def open_client_once(settings: RedisSettings) -> Any:
+    """Return this process's connection."""
     key = (os.getpid(), settings)
     if key not in _clients:
         _clients[key] = connect(settings)

@@ -1,37 +1,38 @@
 """Scheduling the rows of a table, each once for the name of a campaign.
 
-A plan may give other rows, or the same in another order, each time it runs. So its rows are written down first, as files of request
-lines, and what is written down is stored like any other files: exactly once, by their progress markers. The first who has written
-down all rows of a name makes that known in Redis; from then on the name means those files, for whoever comes with it.
+A plan may give other rows, or the same in another order, each time it runs. So its rows are written down first, as blocks of
+messages (``blocks.py``), and what is written down is stored like the parts of a landing file: exactly once, by progress markers.
+The first who has written down all rows of a name makes that known in Redis; from then on the name means those blocks, for whoever
+comes with it.
 """
 
 import logging
+import secrets
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, Final
 
-from pyspark.sql import Column, DataFrame, DataFrameReader, SparkSession
+from pyspark.sql import DataFrame, DataFrameReader, Observation, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from pipeline.config import Settings, check_name
 from pipeline.core.clock import SystemClock
-from pipeline.core.due import EPOCH_MS_MIN
 from pipeline.core.errors import ConfigError, PipelineError
+from pipeline.core.ids import TOKEN_HALF_BITS
 from pipeline.core.text import count_text
+from pipeline.ingest.blocks import BlockWriter, Packer
 from pipeline.ingest.readers import ALL_OR_FAIL
 from pipeline.ingest.stores import WriterSettings
-from pipeline.ingest.transforms import with_due_ms, with_message_text, with_refusal, with_staged_columns
+from pipeline.ingest.transforms import with_due_ms, with_message_text, with_refusal, with_rest
 from pipeline.ingest.writer import BatchWriter, Summary
 from pipeline.store.campaigns import Campaign, Campaigns
 from pipeline.store.connection import server_ms
 from pipeline.store.keys import keys_of
 
 FIELDS: Final = ("message", "due", "delay_sec", "countdown", "id", "topic", "headers")
-ROWS_PER_FILE: Final = 10_000  # an executor holds a file whole, and half of one costs as many transactions
-_ACCEPTED, _REFUSED = "refused=false", "refused=true"  # as Spark names the folders
+ROWS, REFUSED = "rows", "refused"  # the folders of a stage
 
 log = logging.getLogger(__name__)
 
@@ -71,76 +72,108 @@ def schedule_table(
         if campaign.stage != ours.stage:
             log.info("another call has staged the rows of %s meanwhile: these count", name)
             _Folder(spark, ours.folder).delete()
-    stored = 0
-    if not campaign.is_done:
-        try:
-            done = _load(spark, campaign, settings)
-        except Exception:
-            # Somebody else may have stored all of it, and deleted the files that we read.
-            if not (found := campaigns.find(name)) or not found.is_done:
-                raise
-            campaign = found
-        else:
-            stored = done.stored
-            campaign = replace(campaign, accepted=done.lines, is_done=True)
-    campaigns.finish(name, campaign, settings.ingest.marker_keep_sec)
-    _Folder(spark, f"{campaign.folder}/{_ACCEPTED}").delete()
+    campaign, stored = complete(
+        campaigns, name, campaign, lambda found: _load(spark, found, settings), settings.ingest.marker_keep_sec
+    )
+    _Folder(spark, f"{campaign.folder}/{ROWS}").delete()
     refused = _refused(spark, campaign, requests.schema)
     log.info("%s: %s stored, %s refused", name, count_text(stored, "message"), f"{campaign.refused:,}")
     return ScheduledTable(name, stored, campaign.accepted - stored, campaign.refused, refused)
 
 
 def _requests_of(table: DataFrame, columns: Mapping[str, str]) -> DataFrame:
-    """Return a table whose columns have the names of fields.
+    """Return a table whose columns have the names of fields; see ``fields_of``.
 
     Raises:
-        ConfigError: a column is none of a request, or one is named that is not there.
         TypeError: a column has a type that its field can't have.
     """
+    fields = fields_of(table.columns, columns)
+    return table.select(*(F.col(f"`{column}`").alias(field) for field, column in fields.items()))
+
+
+def fields_of(names: Iterable[str], columns: Mapping[str, str]) -> dict[str, str]:
+    """Return the columns of the fields that a table has.
+
+    Args:
+        names: of its columns.
+
+        columns: those of fields whose columns are called otherwise.
+    Raises:
+        ConfigError: a column is none of a request, or one is named that is not there.
+    """
+    names = [*names]
     if unknown := sorted({*columns} - {*FIELDS}):
         raise ConfigError(f"A request has no {unknown[0]}; its fields are {', '.join(FIELDS)}.")
-    if missing := sorted({*columns.values()} - {*table.columns}):
-        raise ConfigError(f"The table has no column {missing[0]}; it has {', '.join(table.columns)}.")
-    fields = {name: name for name in FIELDS if name in table.columns} | dict(columns)
-    if unused := [name for name in table.columns if name not in fields.values()]:
+    if missing := sorted({*columns.values()} - {*names}):
+        raise ConfigError(f"The table has no column {missing[0]}; it has {', '.join(names)}.")
+    fields = {name: name for name in FIELDS if name in names} | dict(columns)
+    if unused := [name for name in names if name not in fields.values()]:
         raise ConfigError(
             f"The column {unused[0]} is no field of a request: leave it out, or say which one it is, as in message="
             f'"{unused[0]}"; the fields are {", ".join(FIELDS)}.'
         )
-    return table.select(*(F.col(f"`{column}`").alias(field) for field, column in fields.items()))
+    return fields
 
 
 def _stage(requests: DataFrame, name: str, staging: str, arrival_ms: int) -> Campaign:
-    """Write down the rows as lines: those that are requests, and those that are not, in a folder each."""
-    stage = f"{name}-{uuid.uuid4().hex}"
+    """Write down the rows: the messages as blocks, and those that are no requests as they are, in a folder each."""
+    stage = new_stage(name)
     folder = f"{staging.rstrip('/')}/{stage}"
+    rows, counts = requests.transform(with_lines, arrival_ms), Observation()
+    lines = rows.mapInArrow(Packer(arrival_ms, secrets.randbits(TOKEN_HALF_BITS)), Packer.COLUMNS)
+    totals = (F.sum(column).alias(column) for column in ("accepted", "refused"))
+    lines.observe(counts, *totals).select("value").write.text(f"{folder}/{ROWS}")
+    accepted, refused = (int(counts.get[column] or 0) for column in ("accepted", "refused"))
+    if refused:
+        staged = _reader(requests.sparkSession).text(f"{folder}/{ROWS}")
+        staged.where(F.startswith("value", F.lit("{"))).write.text(f"{folder}/{REFUSED}")
+    files = len(_Folder(requests.sparkSession, f"{folder}/{ROWS}").names())
+    return Campaign(stage=stage, folder=folder, arrival_ms=arrival_ms, files=files, refused=refused, accepted=accepted)
+
+
+def new_stage(name: str) -> str:
+    """Name a stage of a campaign."""
+    return f"{name}-{uuid.uuid4().hex}"
+
+
+def with_lines(requests: DataFrame, arrival_ms: int) -> DataFrame:
+    """Judge requests: ``due_ms``, ``rest`` and ``id`` of those that are accepted, and ``refused``, the others as JSON.
+
+    Args:
+        arrival_ms: which delays count from, epoch ms UTC.
+    """
     rows = requests.withColumn("_row", F.struct(*requests.columns))
     judged = rows.transform(with_message_text).transform(with_due_ms, arrival_ms).transform(with_refusal)
-    is_refused = F.col("refusal").isNotNull()
-    refused_line = F.to_json(F.struct("_row.*", F.col("refusal").alias("reason")))
-    lines = judged.select(
-        F.when(is_refused, refused_line).otherwise(_line(judged)).alias("value"), is_refused.alias("refused"), "due_ms"
-    )
-    # Files that are near in time cost the server less, and Spark would sort by the first of the two anyway.
-    lines = lines.sortWithinPartitions("refused", "due_ms").drop("due_ms")
-    lines.write.partitionBy("refused").option("maxRecordsPerFile", ROWS_PER_FILE).text(folder)
-    spark = requests.sparkSession
-    has_refused = _Folder(spark, f"{folder}/{_REFUSED}").names()
-    return Campaign(
-        stage=stage,
-        folder=folder,
-        arrival_ms=arrival_ms,
-        files=len(_Folder(spark, f"{folder}/{_ACCEPTED}").names()),
-        refused=_reader(spark).text(f"{folder}/{_REFUSED}").count() if has_refused else 0,
+    refused = F.to_json(F.struct("_row.*", F.col("refusal").alias("reason")))
+    return judged.transform(with_rest).select(
+        "due_ms",
+        F.when(F.col("refusal").isNull(), F.col("rest")).alias("rest"),
+        (F.col("id") if "id" in requests.columns else F.lit(None)).cast("string").alias("id"),
+        F.when(F.col("refusal").isNotNull(), refused).alias("refused"),
     )
 
 
-def _line(judged: DataFrame) -> Column:
-    """Write a request. A due time of so long ago that its milliseconds look like seconds is a little later."""
-    due = F.greatest("due_ms", F.lit(EPOCH_MS_MIN)).alias("due")
-    texts = [name for name in ("id", "topic") if name in judged.columns]
-    headers = [F.col("headers").cast("map<string,string>").alias("headers")] if "headers" in judged.columns else []
-    return F.to_json(F.struct("message", due, *texts, *headers))
+def complete(
+    campaigns: Campaigns, name: str, campaign: Campaign, load: Callable[[Campaign], Summary], keep_sec: int
+) -> tuple[Campaign, int]:
+    """Store what is left of a campaign; returns what is known of it now, and how many messages that were.
+
+    Args:
+        load: stores the staged rows of a campaign that are not stored yet, all of them or it raises.
+
+        keep_sec: for how long its progress markers stay.
+    """
+    stored = 0
+    if not campaign.is_done:
+        try:
+            stored = load(campaign).stored
+        except Exception:
+            # Somebody else may have stored all of it, and deleted the files that we read.
+            if not (found := campaigns.find(name)) or not found.is_done:
+                raise
+    campaign = replace(campaign, is_done=True)
+    campaigns.finish(name, campaign, keep_sec)
+    return campaign, stored
 
 
 def _load(spark: SparkSession, campaign: Campaign, settings: Settings) -> Summary:
@@ -149,35 +182,60 @@ def _load(spark: SparkSession, campaign: Campaign, settings: Settings) -> Summar
     Raises:
         PipelineError: files are not there, or were not read.
     """
-    folder, done = f"{campaign.folder}/{_ACCEPTED}", Summary()
-    there = len(_Folder(spark, folder).names())
-    if there == campaign.files != 0:
-        writer_settings = WriterSettings(
-            settings.redis,
-            campaign.stage,
-            str(Path(settings.ingest.rejects).absolute()),
-            settings.ingest.transaction_messages,
-            settings.ingest.wait_for_disk,
-            settings.drain.id_retention_sec,
-            settings.ingest.wait_for_replicas,
-        )
-        write = BatchWriter(writer_settings, SystemClock(), lambda number, summary, elapsed_sec: done.add(summary))
-        whole = _reader(spark).text(folder, wholetext=True)
-        write(whole.transform(with_staged_columns, campaign.stage, campaign.arrival_ms), 0)
-        there = len(done.file_tokens)
+    folder, done = f"{campaign.folder}/{ROWS}", Summary()
+    check_files(campaign, len(_Folder(spark, folder).names()))
+    if campaign.files:
+        to_write = writer_settings(campaign, settings)
+        write = BatchWriter(to_write, SystemClock(), lambda _, summary, __: done.add(summary), BlockWriter(to_write))
+        write(_reader(spark).text(folder).where(~F.startswith("value", F.lit("{"))), 0)
+    check_rows(campaign, done)
+    return done
+
+
+def writer_settings(campaign: Campaign, settings: Settings) -> WriterSettings:
+    """Return what those who store the rows of a campaign need to know."""
+    return WriterSettings(
+        settings.redis,
+        campaign.stage,
+        "",  # there are no rejects
+        settings.ingest.transaction_messages,
+        settings.ingest.wait_for_disk,
+        settings.drain.id_retention_sec,
+        settings.ingest.wait_for_replicas,
+    )
+
+
+def check_files(campaign: Campaign, there: int) -> None:
+    """See that no staged file is missing.
+
+    Raises:
+        PipelineError: one is.
+    """
     if there != campaign.files:
         raise PipelineError(
-            f"The folder {folder} has {there} of its {campaign.files} files: see that the driver and all executors reach it, "
-            "and call again."
+            f"The folder {campaign.folder}/{ROWS} has {there} of its {campaign.files} files: see that the driver and all "
+            "executors reach it, and call again."
         )
-    return done
+
+
+def check_rows(campaign: Campaign, done: Summary) -> None:
+    """See that all rows were read that were staged.
+
+    Raises:
+        PipelineError: some were not.
+    """
+    if done.lines != campaign.accepted:
+        raise PipelineError(
+            f"Of the {campaign.accepted:,} rows in {campaign.folder}/{ROWS} {done.lines:,} were read: its files are not as they "
+            "were written."
+        )
 
 
 def _refused(spark: SparkSession, campaign: Campaign, schema: T.StructType) -> DataFrame:
     of_refused = T.StructType([*schema.fields, T.StructField("reason", T.StringType())])
     if not campaign.refused:
         return spark.createDataFrame([], of_refused)
-    return _reader(spark).schema(of_refused).json(f"{campaign.folder}/{_REFUSED}")
+    return _reader(spark).schema(of_refused).json(f"{campaign.folder}/{REFUSED}")
 
 
 def _reader(spark: SparkSession) -> DataFrameReader:

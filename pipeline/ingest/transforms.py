@@ -9,6 +9,7 @@ several times faster than in columns (docs/adr/0008-parsing-in-python.md).
 **Tables**, which programs schedule (``tables.py``). Null is an absent field.
 
     judged = table.transform(with_message_text).transform(with_due_ms, arrival_ms).transform(with_bucket).transform(with_refusal)
+    written = judged.where("refusal is null").transform(with_rest)
 
 | column | type |
 |---|---|
@@ -34,8 +35,8 @@ from pyspark.sql import types as T
 from pipeline.core.buckets import BUCKET_WIDTH_MS
 from pipeline.core.due import DELAY_SEC_MAX, DUE_MS_MAX, EPOCH_MS_MIN, LOCAL_TIME_PATTERN, ZONED_TIME_PATTERN
 from pipeline.core.ids import TOKEN_LENGTH
-from pipeline.core.messages import REQUEST_FIELDS, Reason
-from pipeline.core.validation import ID_PATTERN, MESSAGE_BYTES_MAX, TOPIC_PATTERN
+from pipeline.core.messages import DEFAULT_TOPIC, FORM_JSON, FORM_PLAIN, REQUEST_FIELDS, Reason
+from pipeline.core.validation import ID_PATTERN, MESSAGE_BYTES_MAX, REQUEST_BYTES_MAX, TOPIC_PATTERN
 from pipeline.ingest.parsing import FileText
 from pipeline.landing.names import REPEATED
 
@@ -88,25 +89,6 @@ def with_landing_columns(files: DataFrame) -> DataFrame:
     )
 
 
-def with_staged_columns(files: DataFrame, stage: str, arrival_ms: int) -> DataFrame:
-    """Derive the same columns for the staged files of a table: the token is a hash of the stage and the name of the file.
-
-    Args:
-        stage: unique among all that are ever staged.
-
-        arrival_ms: of all of them, epoch ms UTC.
-    """
-    return files.select(
-        F.col("value").cast("binary"),
-        _token(F.concat_ws("\n", F.lit(stage), F.col("_metadata.file_name"))).alias("file_token"),
-        F.lit(1).cast("bigint").alias("first_line"),
-        F.lit("json").alias("kind"),
-        F.col("_metadata.file_name").alias("file_name"),
-        F.lit(arrival_ms).cast("bigint").alias("file_arrival_ms"),
-        F.lit(False).alias("is_repeated"),
-    )
-
-
 def with_direct_columns(files: DataFrame) -> DataFrame:
     """Derive the same columns for files that were not landed: the token is a hash of path and time of last change."""
     identity = F.concat_ws(
@@ -115,7 +97,9 @@ def with_direct_columns(files: DataFrame) -> DataFrame:
     is_csv = F.rlike(F.lower("_metadata.file_name"), F.lit(r"\.csv(\.gz)?\z"))
     return files.select(
         F.col("value").cast("binary"),
-        _token(identity).alias("file_token"),
+        F.left(F.translate(F.base64(F.unhex(F.sha2(identity, 256))), "+/", "-_"), F.lit(TOKEN_LENGTH)).alias(
+            "file_token"
+        ),
         # As in landing files: the header of a CSV file is line 1, its data starts on line 2.
         F.when(is_csv, F.lit(2)).otherwise(F.lit(1)).cast("bigint").alias("first_line"),
         F.when(is_csv, F.lit("csv")).otherwise(F.lit("json")).alias("kind"),
@@ -126,12 +110,22 @@ def with_direct_columns(files: DataFrame) -> DataFrame:
     )
 
 
-def _token(identity: Column) -> Column:
-    return F.left(F.translate(F.base64(F.unhex(F.sha2(identity, 256))), "+/", "-_"), F.lit(TOKEN_LENGTH))
-
-
 def _url_decoded(text: Column) -> Column:
     return F.coalesce(F.try_url_decode(text), text)
+
+
+def check_types(schema: T.StructType) -> None:
+    """See that fields have columns of types that they can have.
+
+    Raises:
+        TypeError: one has not.
+    """
+    for field in schema:
+        allowed = _TYPES.get(field.name)
+        if allowed and not isinstance(field.dataType, (*allowed, T.NullType)):
+            raise TypeError(
+                f"The column {field.name} is of type {field.dataType.simpleString()}, which no request has."
+            )
 
 
 def with_message_text(table: DataFrame) -> DataFrame:
@@ -140,12 +134,7 @@ def with_message_text(table: DataFrame) -> DataFrame:
     Raises:
         TypeError: a column has a type that its field can't have.
     """
-    for field in table.schema:
-        allowed = _TYPES.get(field.name)
-        if allowed and not isinstance(field.dataType, (*allowed, T.NullType)):
-            raise TypeError(
-                f"The column {field.name} is of type {field.dataType.simpleString()}, which no request has."
-            )
+    check_types(table.schema)
     if "message" not in table.columns or isinstance(table.schema["message"].dataType, T.StringType | T.NullType):
         return table
     return table.withColumn("message", F.to_json("message"))
@@ -157,7 +146,10 @@ def with_due_ms(table: DataFrame, arrival_ms: int) -> DataFrame:
     Args:
         arrival_ms: when the table arrived, epoch ms UTC, which delays count from.
     """
-    return table.withColumn("due_ms", F.coalesce(_due_ms(table), F.lit(arrival_ms) + _delay_ms(_delay(table))))
+    due_ms = _due_ms(table) if "due" in table.columns else F.lit(None).cast("bigint")
+    if {"delay_sec", "countdown"} & {*table.columns}:
+        due_ms = F.coalesce(due_ms, F.lit(arrival_ms) + _delay_ms(_delay(table)))
+    return table.withColumn("due_ms", due_ms)
 
 
 def with_bucket(table: DataFrame) -> DataFrame:
@@ -170,38 +162,82 @@ def with_refusal(table: DataFrame) -> DataFrame:
 
     A row that cancels is accepted without ``due_ms``.
     """
-    message, due, due_ms = _column(table, "message"), _column(table, "due"), F.col("due_ms")
-    times = sum((_column(table, name).isNotNull().cast("int") for name in ("delay_sec", "countdown", "due")), F.lit(0))
-    delay = _delay(table).cast("double")
-    headers, replaces = _column(table, "headers"), F.coalesce(_column(table, "replace"), F.lit(False))
-    no_text = (
-        F.exists(F.map_values(headers), lambda text: text.isNull())
-        if _is(table, "headers", T.MapType)
-        else F.lit(False)
+    names = {*table.columns}
+    message, due_ms = _column(table, "message"), F.col("due_ms")
+    times = [F.col(name).isNotNull().cast("int") for name in ("delay_sec", "countdown", "due") if name in names]
+    # What is about a column that is not there is left out: it would be half of the time that the driver takes to plan.
+    refusals = [(message.isNull(), Reason.MISSING_MESSAGE)]
+    if "message" in names:
+        size = F.octet_length(message.cast("string"))
+        refusals += [(size == 0, Reason.EMPTY_MESSAGE), (size > MESSAGE_BYTES_MAX, Reason.MESSAGE_TOO_LONG)]
+    refusals += [(sum(times, F.lit(0)) == 0, Reason.MISSING_DUE)]
+    if len(times) > 1:
+        refusals += [(sum(times, F.lit(0)) > 1, Reason.BOTH_DUE)]
+    if names & {"delay_sec", "countdown"}:
+        refusals += [(~_delay(table).cast("double").between(0, DELAY_SEC_MAX), Reason.DELAY_OUT_OF_RANGE)]
+    if "due" in names:
+        due = F.col("due")
+        is_no_time = due.isNotNull() & due_ms.isNull()
+        if _is(table, "due", T.StringType):
+            refusals += [(is_no_time & _matches(due, LOCAL_TIME_PATTERN), Reason.DUE_WITHOUT_ZONE)]
+        refusals += [(is_no_time, Reason.NOT_A_TIME)]
+        if _is(table, "due", T.IntegralType):
+            refusals += [(due_ms.between(0, EPOCH_MS_MIN - 1), Reason.DUE_IN_SECONDS)]
+    refusals += [(~due_ms.between(0, DUE_MS_MAX), Reason.DUE_OUT_OF_RANGE)]
+    if "id" in names:
+        refusals += [(~_matches(F.col("id"), ID_PATTERN), Reason.BAD_ID)]
+    if "topic" in names:
+        refusals += [(~_matches(F.col("topic"), TOPIC_PATTERN), Reason.BAD_TOPIC)]
+    if _is(table, "headers", T.MapType):
+        headers = F.col("headers")
+        refusals += [
+            (F.exists(F.map_values(headers), lambda text: text.isNull()), Reason.BAD_HEADERS),
+            (F.octet_length(F.to_json(headers)) > REQUEST_BYTES_MAX, Reason.LINE_TOO_LONG),
+        ]
+    replaces = F.coalesce(_column(table, "replace"), F.lit(False))
+    if "replace" in names:
+        refusals += [(replaces & _column(table, "id").isNull(), Reason.REPLACE_WITHOUT_ID)]
+    refusal = _first(refusals)
+    if "cancel" in names:
+        cancel = F.col("cancel")
+        others = [F.col(name).isNotNull() for name in REQUEST_FIELDS if name in names - {"cancel", "replace"}]
+        of_cancel = [
+            (reduce(Column.__or__, [*others, replaces]), Reason.CANCEL_NOT_ALONE),
+            (~_matches(cancel, ID_PATTERN), Reason.BAD_ID),
+        ]
+        refusal = F.when(cancel.isNull(), refusal).otherwise(_first(of_cancel))
+    return table.withColumn("refusal", refusal)
+
+
+def with_rest(table: DataFrame) -> DataFrame:
+    """Add ``rest``, what the member of an accepted request holds behind its id: byte for byte as ``Message.to_member`` writes it.
+
+    Text that is not UTF-8, which only a cast from binary makes, has U+FFFD for each byte that can't be read.
+    """
+    message = F.make_valid_utf8(_column(table, "message").cast("string"))
+    fields = {"message": message}
+    if "topic" in table.columns:
+        fields["topic"] = F.when(F.col("topic") != DEFAULT_TOPIC, F.col("topic"))
+    if "id" in table.columns:
+        fields["id"] = F.col("id")
+    if _is(table, "headers", T.MapType):
+        texts = F.col("headers").cast("map<string,string>")
+        fields["headers"] = F.when(F.size(texts) > 0, _in_order(texts))
+    plain = F.concat(F.lit(FORM_PLAIN), message)
+    if len(fields) == 1:
+        return table.withColumn("rest", plain)
+    whole = F.to_json(F.struct(*(field.alias(name) for name, field in fields.items())), {"ignoreNullFields": "true"})
+    is_plain = reduce(Column.__and__, (field.isNull() for name, field in fields.items() if name != "message"))
+    return table.withColumn("rest", F.when(is_plain, plain).otherwise(F.concat(F.lit(FORM_JSON), whole)))
+
+
+def _in_order(headers: Column) -> Column:
+    """Sort a map by the UTF-16 code units of its names."""
+    named = F.transform(
+        F.map_entries(headers),
+        lambda entry: F.struct(F.encode(entry["key"], "UTF-16BE").alias("units"), entry.alias("entry")),
     )
-    refusals = [
-        (message.isNull(), Reason.MISSING_MESSAGE),
-        (message == "", Reason.EMPTY_MESSAGE),
-        (F.octet_length(message.cast("string")) > MESSAGE_BYTES_MAX, Reason.MESSAGE_TOO_LONG),
-        (times == 0, Reason.MISSING_DUE),
-        (times > 1, Reason.BOTH_DUE),
-        (~delay.between(0, DELAY_SEC_MAX), Reason.DELAY_OUT_OF_RANGE),
-        (due.isNotNull() & due_ms.isNull() & _matches(due, LOCAL_TIME_PATTERN), Reason.DUE_WITHOUT_ZONE),
-        (due.isNotNull() & due_ms.isNull(), Reason.NOT_A_TIME),
-        (F.lit(_is(table, "due", T.IntegralType)) & due_ms.between(0, EPOCH_MS_MIN - 1), Reason.DUE_IN_SECONDS),
-        (~due_ms.between(0, DUE_MS_MAX), Reason.DUE_OUT_OF_RANGE),
-        (~_matches(_column(table, "id"), ID_PATTERN), Reason.BAD_ID),
-        (~_matches(_column(table, "topic"), TOPIC_PATTERN), Reason.BAD_TOPIC),
-        (no_text, Reason.BAD_HEADERS),
-        (replaces & _column(table, "id").isNull(), Reason.REPLACE_WITHOUT_ID),
-    ]
-    cancel = _column(table, "cancel")
-    others = [_column(table, name).isNotNull() for name in REQUEST_FIELDS if name not in ("cancel", "replace")]
-    of_cancel = [
-        (reduce(Column.__or__, [*others, replaces]), Reason.CANCEL_NOT_ALONE),
-        (~_matches(cancel, ID_PATTERN), Reason.BAD_ID),
-    ]
-    return table.withColumn("refusal", F.when(cancel.isNull(), _first(refusals)).otherwise(_first(of_cancel)))
+    return F.map_from_entries(F.transform(F.array_sort(named), lambda each: each["entry"]))
 
 
 def _first(refusals: list[tuple[Column, Reason]]) -> Column:

@@ -174,8 +174,7 @@ class PartitionWriter:
 
     def write(self, batches: Iterable[pa.RecordBatch]) -> Summary:
         """Store and return what became of the lines. A wait for Redis has no limit: Spark ends it by ending the task."""
-        stores = zip(open_stores(self._settings.redis), open_changing_stores(self._settings), strict=True)
-        shards = [ShardWriter(store, changing, self._settings) for store, changing in stores]
+        shards = open_shard_writers(self._settings)
         summary = Summary()
         with RejectsWriter(Path(self._settings.rejects), self._settings.rejects_mark) as rejects:
             with closing(made_ahead(_read_parts(batches, len(shards)))) as parts:
@@ -263,6 +262,12 @@ class ShardWriter:
         done = retrying(lambda: self._changing.apply(changes))
         self.summary.add(Summary(**asdict(done)))
         self.summary.duplicates += sum(len(queue.changes) for queue in queues) - len(changes)
+
+
+def open_shard_writers(settings: WriterSettings) -> list[ShardWriter]:
+    """Return a writer for each shard, on the connections of this process."""
+    stores = zip(open_stores(settings.redis), open_changing_stores(settings), strict=True)
+    return [ShardWriter(store, changing, settings) for store, changing in stores]
 
 
 def _changes_left(queues: Iterable[PartQueue]) -> list[Change]:

@@ -22,9 +22,9 @@ class Campaign:
 
         arrival_ms: when it was staged, epoch ms UTC, which delays count from.
 
-        files: of accepted rows; ``refused`` counts rows that are no requests.
+        files: that are staged; ``accepted`` counts rows in them that are requests, and ``refused`` those that are none.
 
-        accepted: rows that are stored, once it ``is_done``.
+        is_done: whether all are stored.
     """
 
     stage: str

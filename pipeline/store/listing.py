@@ -59,6 +59,19 @@ def list_scheduled(
     return merge(*(_walk(client, keys, from_ms, until_ms, after) for keys in shards), key=lambda found: found[:2])
 
 
+def count_scheduled(client: Any, keys: Keys, from_ms: int, until_ms: int) -> dict[int, int]:
+    """Return how many messages each bucket of a shard has that reaches into a time (epoch ms UTC), by its start.
+
+    Raises:
+        StoreError: no answer, or an error.
+    """
+    with translated_errors():
+        found = client.zrange(keys.buckets(), bucket_start_ms(from_ms), f"({until_ms}", byscore=True)
+        starts = [int(each) for each in found]
+        counts = [*ask_each(client, ("ZCARD",), [keys.bucket(each) for each in starts])]
+    return dict(zip(starts, counts, strict=True))
+
+
 def _walk(
     client: Any, keys: Keys, from_ms: int, until_ms: int, after: tuple[int, str] | None
 ) -> Iterator[ScheduledMessage]:

@@ -52,7 +52,7 @@ def bash(command: str, folder: Path, **environ: str) -> str:
 def test_a_dataframe_becomes_requests(spark: "SparkSession", tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("inbox").mkdir()
-    _, code = run_here("docs/how-to/spark.md", __file__)
+    *_, code = run_here("docs/how-to/spark.md", __file__)
     ends_at = datetime(2027, 1, 2, 3, 4, 5, 678_000, tzinfo=UTC)
     trials = spark.createDataFrame(
         [("ada", "gold", ends_at), ("bob", "tin", ends_at)], "user string, plan string, ends_at timestamp"
@@ -84,9 +84,16 @@ def test_a_table_is_scheduled(
     [of_readme] = [code for code in run_here("README.md", __file__) if "schedule" in code.text]
     for _ in range(2):
         exec(of_readme.text, {"spark": spark})
-    exec(run_here("docs/how-to/spark.md", __file__)[0].text, {"trials": trials})
+    known: dict[str, object] = {"trials": trials, "spark": spark}
+    scheduling, writing, reading, _ = run_here("docs/how-to/spark.md", __file__)
+    exec(scheduling.text, known)
     lines = capsys.readouterr().out.splitlines()
     assert lines[:3] == ["1000 0 0", "0 1000 0", "0 0 1"] and "missing_due" in "".join(lines)
+    known["reminders"] = spark.sql("select 'tea' as message, timestamp '2027-05-06 07:08:09Z' as due, 'mail' as topic")
+    exec(writing.text, known)
+    exec(reading.text, known)
+    [row] = [line.split("|") for line in capsys.readouterr().out.splitlines() if "2027-05-06" in line]
+    assert [row[1].strip(), row[3].strip()] == ["mail", "1"]
 
 
 def test_the_program_in_python_works(server: RealServer, tmp_path: Path) -> None:

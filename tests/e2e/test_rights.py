@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -18,6 +19,7 @@ from pipeline.client import Duetime, Request
 from pipeline.config import ALL_TOPICS, ROOT, DrainSettings, RedisSettings, Settings, TopicSettings
 from pipeline.consume.opening import new_consumer, new_store
 from pipeline.runtime.process import wait_until
+from pipeline.runtime.submit import spark_environ
 from pipeline.store.connection import connect
 from pipeline.store.keys import Keys
 from pipeline.store.namespace import adopt_topic_settings, open_namespace, outbox_id
@@ -172,6 +174,32 @@ def schedule(world: World) -> None:
     world.run("tea", "--in", "3m", "--id", "tea")
     world.run("--lines", given="".join(f"{json.dumps(request)}\n" for request in REQUESTS))
     store_late(world)
+
+
+TABLES = """
+import sys
+from pyspark.sql import SparkSession
+from pipeline.spark import register, schedule, scheduled
+
+spark = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false").getOrCreate()
+table = spark.sql("select concat('m', id) as message, 60 as delay_sec, concat('id-', id) as id from range(100)")
+for name in ("sale", "sale"):
+    print(schedule(table, name, staging=sys.argv[1]).stored)
+register(spark)
+table.drop("id").write.format("duetime").options(name="other", staging=sys.argv[1]).mode("append").save()
+print(scheduled(spark).where("message like 'm%'").count())
+"""
+REPORT = TABLES.partition("table =")[0] + "print(scheduled(spark).count())"
+
+
+def run_on_spark(world: World, program: str, *arguments: str) -> list[str]:
+    """Return the lines that a program on Spark prints."""
+    environ = {**os.environ, **spark_environ(os.environ), **world.environ(), "SPARK_LOCAL_IP": "127.0.0.1"}
+    environ["DUETIME_INGEST_WAIT_FOR_DISK"] = environ["DUETIME_API_WAIT_FOR_DISK"]
+    command = [sys.executable, "-P", "-c", program, *arguments]
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=180, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.split()
 
 
 def store_late(world: World) -> None:
@@ -370,6 +398,16 @@ def test_the_ingest_job_works_with_the_rights_of_its_own_user_and_uses_each(chec
             with world.noting():
                 ingest(world, checkout)
             assert idle_and_missing(world) == (set(), {"replconf"}), "which is the replica's"
+
+
+def test_tables_need_the_rights_of_the_ingest_job_and_reports_those_of_the_status(tmp_path: Path) -> None:
+    with real_server(*users(), *DURABLE) as server:
+        with world_of("ingest", server) as world, world.noting():
+            assert run_on_spark(world, TABLES, str(tmp_path)) == ["100", "0", "200"]
+        assert idle_and_missing(world)[1] == set()
+        with world_of("status", server) as world, world.noting():
+            [scheduled] = run_on_spark(world, REPORT)
+        assert idle_and_missing(world)[1] == set() and int(scheduled) > 0
 
 
 def test_on_a_cluster_the_jobs_need_to_know_of_the_slots_and_no_more() -> None:

@@ -1,23 +1,28 @@
 """The tests of tables notice what they are there for: each protection, taken out, is missed."""
 
+import inspect
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
+from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from pipeline.core.errors import PipelineError
-from pipeline.ingest import tables
+from pipeline.ingest import blocks, data_source, staged_rows, tables
 from pipeline.store.campaigns import Campaigns
 from tests.chaos.test_planted import Mutant, plant
+from tests.ingest import test_blocks, test_data_source
 from tests.ingest import test_tables as tests
+from tests.ingest.test_data_source import World
 from tests.ingest.test_tables import Stage
 from tests.servers import RealServer
 
 pytestmark = pytest.mark.planted
 
-SCHEDULE, LOAD, FINISH = (tables, "schedule_table"), (tables, "_load"), (Campaigns, "finish")
+FINISH = (Campaigns, "finish")
 
 # By name: the function, old and new text, and what notices it.
 FAULTS: dict[str, tuple[Any, str, str, Callable[..., None]]] = {
@@ -28,13 +33,13 @@ FAULTS: dict[str, tuple[Any, str, str, Callable[..., None]]] = {
         tests.test_of_two_calls_at_once_one_counts,
     ),
     "a folder that is away is an empty one": (
-        LOAD,
+        (tables, "check_files"),
         "if there != campaign.files:",
         "if False:",
         tests.test_a_folder_that_is_away_is_an_error_and_not_an_empty_one,
     ),
     "files that another one has stored and deleted are missed": (
-        SCHEDULE,
+        (tables, "complete"),
         "if not (found := campaigns.find(name)) or not found.is_done:",
         "if True:",
         tests.test_a_call_whose_files_are_gone_as_another_one_has_stored_them_is_done,
@@ -45,14 +50,14 @@ FAULTS: dict[str, tuple[Any, str, str, Callable[..., None]]] = {
         "pass",
         tests.test_what_is_known_of_a_campaign_expires,
     ),
-    "files of a table have the same token": (
-        (tables, "with_staged_columns"),
-        'F.concat_ws("\\n", F.lit(stage), F.col("_metadata.file_name"))',
-        "F.lit(stage)",
-        tests.test_a_plan_that_gives_other_rows_each_time_is_scheduled_once,
+    "rows that were not read are not missed": (
+        (tables, "check_rows"),
+        "if done.lines != campaign.accepted:",
+        "if False:",
+        tests.test_a_staged_file_that_lost_rows_is_an_error,
     ),
     "a delay counts from the call that stores": (
-        (tables, "_stage"),
+        (tables, "with_lines"),
         "with_due_ms, arrival_ms)",
         "with_due_ms, 0)",
         tests.test_each_row_is_scheduled_once_and_those_that_are_no_requests_come_back,
@@ -68,5 +73,69 @@ def test_a_planted_fault_is_noticed(
     plant(Mutant(name, (), {target: ((old, new),)}), monkeypatch)
     more = {"monkeypatch": monkeypatch} if "monkeypatch" in check.__code__.co_varnames else {}
     monkeypatch.setattr(tests, "schedule_table", tables.schedule_table)
-    with pytest.raises((AssertionError, PipelineError, pytest.fail.Exception)):
+    with pytest.raises((AssertionError, PipelineError, PySparkException, pytest.fail.Exception)):
         check(spark, Stage(server, tmp_path), **more)
+
+
+# Of functions that run in this process when a test calls them; Spark's workers have their own.
+OTHERS: dict[str, tuple[Any, str, str, Callable[..., None]]] = {
+    "blocks of a task have the same token": (
+        (blocks, "token_of"),
+        " + number)",
+        ")",
+        test_blocks.test_no_two_blocks_of_a_table_have_the_same_token,
+    ),
+    "blocks of different tasks have the same token": (
+        (blocks, "token_of"),
+        "(task << _BLOCK_BITS)",
+        "task",
+        test_blocks.test_no_two_blocks_of_a_table_have_the_same_token,
+    ),
+    "a block that lost rows is read": (
+        (blocks, "read_block"),
+        "if len(messages) != rows:",
+        "if False:",
+        test_blocks.test_a_damaged_block_is_an_error,
+    ),
+    "files of all attempts count": (
+        (staged_rows, "_count"),
+        "[each.accepted_file for each in staged if each.accepted]",
+        '[str(path) for path in Path(target.work).glob("part-*")]',
+        test_data_source.test_only_the_files_of_the_attempts_that_count_are_stored,
+    ),
+    "a file that is not there is passed over": (
+        (staged_rows, "_count"),
+        "except FileNotFoundError as exc:",
+        "except FileNotFoundError as exc:\n                continue",
+        test_data_source.test_a_file_that_the_driver_does_not_see_is_an_error,
+    ),
+    "rows that are no requests are left out and nobody is told": (
+        (staged_rows, "_count"),
+        "if refused and not target.keeps_refused:",
+        "if False:",
+        test_data_source.test_rows_that_are_no_requests_fail_a_commit,
+    ),
+    "a commit takes its own rows when another one was first": (
+        (staged_rows, "commit"),
+        "campaign = campaigns.begin(name, ours, target.keep_sec)",
+        "campaign = ours",
+        test_data_source.test_of_two_commits_at_once_one_counts,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_a_planted_fault_in_blocks_or_in_a_commit_is_noticed(
+    name: str, spark: SparkSession, server: RealServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target, old, new, check = OTHERS[name]
+    plant(Mutant(name, (), {target: ((old, new),)}), monkeypatch)
+    monkeypatch.setattr(test_blocks, "read_block", blocks.read_block)
+    monkeypatch.setattr(data_source, "commit", staged_rows.commit)
+    made: dict[str, Any] = {
+        "world": lambda: World(spark, server, tmp_path, monkeypatch),
+        "monkeypatch": lambda: monkeypatch,
+    }
+    arguments = {name: make() for name, make in made.items() if name in inspect.signature(check).parameters}
+    with pytest.raises((AssertionError, PipelineError, pa.ArrowException, pytest.fail.Exception)):
+        check(**arguments)

@@ -3,11 +3,12 @@
 import re
 import uuid
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from chispa import assert_df_equality
 from pyspark.sql import DataFrame, SparkSession
@@ -17,10 +18,11 @@ from pipeline.config import RedisSettings, Settings
 from pipeline.core.errors import ConfigError, PipelineError
 from pipeline.core.messages import Message
 from pipeline.ingest import tables
+from pipeline.ingest.blocks import task_number
 from pipeline.ingest.tables import ScheduledTable, schedule_table
-from pipeline.ingest.transforms import with_staged_columns
+from pipeline.ingest.writer import Summary
 from pipeline.spark import schedule
-from pipeline.store.connection import connect
+from pipeline.store.connection import connect, server_ms
 from pipeline.store.keys import keys_of
 from pipeline.store.namespace import open_namespace
 from pipeline.store.stats import read_stats
@@ -86,19 +88,21 @@ def test_each_row_is_scheduled_once_and_those_that_are_no_requests_come_back(spa
         ],
         "message string, delay_sec int, id string, topic string, headers map<string,string>",
     )
+    before_ms = server_ms(stage.client)
     done = stage.schedule(table)
     assert (done.name, done.stored, done.known, done.refused_count) == ("sale", 2, 1, 2)
     messages = {message.body: message for message in stage.messages()}
     tea = messages.get("tea") or messages["again"]
     assert tea.id == "tea-1" and (tea.topic, tea.headers) in (("kitchen", {"a": "b"}), ("default", {}))
     assert messages['quoted "\n\\ é'].due_ms - tea.due_ms == 5_310_000
+    assert before_ms <= tea.due_ms - 90_000 <= server_ms(stage.client)
     wanted = spark.createDataFrame(
         [(None, 1, None, "missing_message"), ("who?", 1, "a b", "bad_id")],
         "message string, delay_sec int, id string, reason string",
     )
     found = done.refused.drop("topic", "headers")
     assert_df_equality(found, wanted, ignore_nullable=True, ignore_row_order=True)
-    assert all("refused=true" in path for path in stage.staged()), "what is stored is not kept"
+    assert {path.split("/")[1] for path in stage.staged()} == {"refused"}, "what is stored is not kept"
     assert read_stats(stage.client, [stage.keys]).counters["stored"] == 2
 
 
@@ -108,7 +112,7 @@ def test_each_row_is_scheduled_once_and_those_that_are_no_requests_come_back(spa
         ("timestamp '2030-01-01 00:00:00.0005+01:00'", 1_893_452_400_001),
         ("'2030-01-01T00:00:00+01:00'", 1_893_452_400_000),
         ("1893452400000", 1_893_452_400_000),
-        ("timestamp '1970-01-05 00:00:00Z'", 100_000_000_000),
+        ("timestamp '1970-01-05 00:00:00Z'", 345_600_000),
         ("timestamp '9999-12-31 23:59:59Z'", 253_402_300_799_000),
     ],
 )
@@ -121,6 +125,25 @@ def test_columns_may_have_other_names_and_a_message_fields(
     [message] = stage.messages()
     assert (message.body, message.due_ms) == ('{"order":7,"what":"tea"}', due_ms)
     assert done.refused.columns == ["message", "due", "reason"] and done.refused.count() == 0
+
+
+def test_a_row_is_written_as_a_message_or_as_it_is_with_a_reason(spark: SparkSession) -> None:
+    at = "timestamp '2030-01-01 00:00:00Z'"
+    table = spark.sql(
+        f"select 'tea' as message, {at} as due, cast(null as string) as id union all select 'x', {at}, 'k' "
+        f"union all select '', {at}, null union all select 'x', null, 'a b'"
+    )
+    wanted = [
+        (1_893_456_000_000, "mtea", None, None),
+        (1_893_456_000_000, 'j{"message":"x","id":"k"}', "k", None),
+        (1_893_456_000_000, None, None, '{"message":"","due":"2030-01-01T00:00:00.000Z","reason":"empty_message"}'),
+        (None, None, "a b", '{"message":"x","id":"a b","reason":"missing_due"}'),
+    ]
+    found = table.transform(tables.with_lines, 0)
+    wanted_table = spark.createDataFrame(wanted, "due_ms long, rest string, id string, refused string")
+    assert_df_equality(found, wanted_table, ignore_nullable=True)
+    nothing = spark.range(1).select(F.lit(1).alias("delay_sec")).transform(tables.with_lines, 0)
+    assert [row.refused for row in nothing.collect()] == ['{"delay_sec":1,"reason":"missing_message"}']
 
 
 def test_a_plan_that_gives_other_rows_each_time_is_scheduled_once(spark: SparkSession, stage: Stage) -> None:
@@ -146,13 +169,16 @@ def test_a_call_that_is_cut_off_is_completed_by_the_next(
     def die(*_: object) -> None:
         raise KeyboardInterrupt
 
-    def some(files: DataFrame, stage: str, arrival_ms: int) -> DataFrame:
-        return with_staged_columns(files, stage, arrival_ms).where("file_name like 'part-00001%'")
+    class Some(tables.BlockWriter):
+        """Leaves out what other tasks than the first have."""
+
+        def write(self, batches: Iterable[pa.RecordBatch]) -> Summary:
+            return super().write(batches if task_number() == 0 else ())
 
     targets = {
         "before it is known": (tables.Campaigns, "begin", die),
         "before it is stored": (tables, "_load", die),
-        "in the middle": (tables, "with_staged_columns", some),
+        "in the middle": (tables, "BlockWriter", Some),
         "before it is done": (tables.Campaigns, "finish", die),
     }
     with monkeypatch.context() as patched:
@@ -214,6 +240,24 @@ def test_a_folder_that_is_away_is_an_error_and_not_an_empty_one(
     assert stage.messages() == []
     (stage.folder / "away").rename(folder)
     assert stage.schedule(later(spark, 10)).stored == 10
+
+
+def test_a_staged_file_that_lost_rows_is_an_error(
+    spark: SparkSession, stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As when a copy of it was cut off at the end of a line."""
+
+    def die(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(tables, "_load", die)
+        stage.schedule(later(spark, 10))
+    [file] = stage.folder.glob("sale-*/rows/part-00001*")
+    file.write_text("")
+    file.with_name(f".{file.name}.crc").unlink()
+    with pytest.raises(PipelineError, match=r"Of the 10 rows in .* 7 were read"):
+        stage.schedule(later(spark, 10))
 
 
 def test_what_is_known_of_a_campaign_expires(spark: SparkSession, stage: Stage) -> None:

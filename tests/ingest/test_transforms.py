@@ -174,3 +174,36 @@ def test_columns_judge_the_table_of_cases_as_the_reference_does(spark: SparkSess
             or due_ms_of(case.expected) not in (None, row.due_ms)
         ]
         assert wrong == []
+
+
+def test_the_rest_of_a_member_is_written_as_the_reference_writes_it(spark: SparkSession) -> None:
+    """All that JSON escapes, in each text that may have it, and headers in every order."""
+    odd = "".join(chr(code) for code in (*range(1, 128), 0xA0, 0xE9, 0x2028, 0xD7FF, 0xE000, 0xFFFD, 0xFFFF, 0x1F600))
+    messages = [
+        Message(0, odd),
+        Message(0, odd, "mail"),
+        Message(0, "tea", "mail", "k:1"),
+        Message(0, "tea", id="k:1"),
+        Message(0, "tea", headers={"b": odd, "a": "", odd: "x", "\uffff": "1", "\U0001f600": "2"}),
+        Message(0, '"\\', "mail", "k", {"B": "1", "a": "2", "": "3"}),
+    ]
+    rows = [(m.body, m.topic, m.id or None, dict(m.headers)) for m in messages]
+    rows.append(("tea", None, None, None))
+    table = spark.createDataFrame(rows, "message string, topic string, id string, headers map<string,string>")
+    wanted = [m.to_member(f"{TOKEN}{1:08x}").decode()[len(TOKEN) + 8 :] for m in (*messages, Message(0, "tea"))]
+    found = table.transform(transforms.with_rest).select("rest")
+    assert_df_equality(found, spark.createDataFrame([(rest,) for rest in wanted], "rest string"), ignore_nullable=True)
+    alone = table.select("message").limit(1).transform(transforms.with_rest).select("rest")
+    assert_df_equality(alone, spark.createDataFrame([(f"m{odd}",)], "rest string"), ignore_nullable=True)
+
+
+def test_text_that_is_no_utf_8_becomes_readable(spark: SparkSession) -> None:
+    table = spark.range(1).select(F.expr("cast(x'61FF62' as string)").alias("message"))
+    found = table.transform(transforms.with_rest).select("rest")
+    assert_df_equality(found, spark.createDataFrame([("ma\ufffdb",)], "rest string"), ignore_nullable=True)
+
+
+def test_headers_that_are_longer_than_a_line_may_be_are_refused(spark: SparkSession) -> None:
+    long = F.create_map(F.lit("a"), F.repeat(F.lit("x"), F.lit(4 * 1024 * 1024)))
+    table = spark.range(1).select(F.lit("m").alias("message"), F.lit(1).alias("delay_sec"), long.alias("headers"))
+    assert [row.refusal for row in judged(table).collect()] == ["line_too_long"]

@@ -1,0 +1,249 @@
+"""Rows that a Python worker writes down, and a commit stores: what is behind ``df.write.format("duetime")``.
+
+Spark calls ``write`` any number of times for a partition, several at once, and can undo none of it. So ``write`` stores nothing:
+it writes its rows down in files of its own and returns their names. ``commit`` comes once, with what one attempt of each task
+returned. It makes these files a campaign, as ``tables.py`` does, and stores them from its own process. A commit that comes again,
+or after a crash, finds the name known, and stores what is left.
+"""
+
+import logging
+import os
+import shutil
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql.datasource import WriterCommitMessage
+
+from pipeline.config import Settings
+from pipeline.core.errors import PipelineError
+from pipeline.core.ids import TOKEN_LENGTH
+from pipeline.core.text import count_text
+from pipeline.ingest.blocks import Packing, rests_of, store_blocks, task_number
+from pipeline.ingest.parsing import FileText, parse_file
+from pipeline.ingest.stores import Opener, WriterSettings
+from pipeline.ingest.tables import REFUSED, ROWS, check_files, check_rows, complete, new_stage, writer_settings
+from pipeline.ingest.writer import Summary
+from pipeline.store.campaigns import Campaign, Campaigns
+from pipeline.store.keys import keys_of
+
+WORK: Final = ".work"  # the folder of files that no commit has counted yet
+_SCHEME: Final = "file://"
+
+_encode: Final = msgspec.json.Encoder(decimal_format="number").encode
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """What the tasks and the commit of a write know.
+
+    Args:
+        fields: the column of each field.
+
+        work: the folder of files that no commit has counted yet, of this write alone.
+
+        arrival_ms: which delays count from, epoch ms UTC.
+
+        seed: see ``blocks.token_of``.
+    """
+
+    settings: Settings
+    open_client: Opener
+    name: str
+    keep_sec: int
+    keeps_refused: bool
+    fields: Mapping[str, str]
+    work: str
+    arrival_ms: int
+    seed: int
+
+
+@dataclass(frozen=True, slots=True)
+class Staged(WriterCommitMessage):
+    """The files that an attempt of a task has written, "" for none, and how many rows there are in each.
+
+    ``work`` and ``arrival_ms`` are those of its ``Target``: in a stream, a commit has another one.
+    """
+
+    work: str
+    arrival_ms: int
+    accepted_file: str = ""
+    accepted: int = 0
+    refused_file: str = ""
+    refused: int = 0
+    first_refusal: str = ""
+
+
+def stage_rows(batches: Iterator[pa.RecordBatch], target: Target) -> Staged:
+    """Judge rows and write them down, in files that no other attempt of the task has.
+
+    Raises:
+        OSError: they can't be written.
+    """
+    packing = Packing(target.arrival_ms, target.seed, task_number())
+    name = f"part-{task_number():05}-{uuid.uuid4().hex}"
+    accepted = refused = 0
+    first_refusal = ""
+    Path(target.work).mkdir(parents=True, exist_ok=True)
+    places = [Path(target.work, f"{name}{ending}") for ending in ("", ".refused")]
+    with places[0].open("w", encoding="ascii") as rows_file, places[1].open("wb") as refused_file:
+        for batch in batches:
+            lines = b"\n".join(_lines_of(batch, target.fields))
+            file = FileText("-" * TOKEN_LENGTH, 1, "json", name, target.arrival_ms, lines)
+            for part in parse_file(file):
+                for line, rows in packing.add(pa.array(part.due_ms), rests_of(part.members), part.idempotency_keys):
+                    rows_file.write(f"{line}\n")
+                    accepted += rows
+                for each in part.rejected:
+                    reason = each.rejection.reason.value
+                    refused_file.write(
+                        f'{each.raw[:-1]}{"," if len(each.raw) > 2 else ""}"reason":"{reason}"}}\n'.encode()
+                    )
+                    first_refusal = first_refusal or f"{reason}: {each.rejection.detail}"
+                refused += len(part.rejected)
+        for line, rows in packing.finish():
+            rows_file.write(f"{line}\n")
+            accepted += rows
+        for opened in (rows_file, refused_file):
+            opened.flush()
+            os.fsync(opened.fileno())
+    files = [str(place) if rows else "" for place, rows in zip(places, (accepted, refused), strict=True)]
+    for place in places:
+        if str(place) not in files:
+            place.unlink()
+    return Staged(target.work, target.arrival_ms, files[0], accepted, files[1], refused, first_refusal)
+
+
+def _lines_of(batch: pa.RecordBatch, fields: Mapping[str, str]) -> Iterator[bytes]:
+    """Write the rows of a batch as request lines."""
+    columns = {field: _as_values(batch.column(column)) for field, column in fields.items()}
+    for values in zip(*columns.values(), strict=True):
+        yield _encode({field: value for field, value in zip(columns, values, strict=True) if value is not None})
+
+
+def _as_values(column: pa.Array) -> list[Any]:
+    if pa.types.is_timestamp(column.type):
+        times = pc.strftime(column.cast(pa.timestamp("us")), "%Y-%m-%dT%H:%M:%S")
+        column = pc.binary_join_element_wise(times, "Z", "")
+    if pa.types.is_map(column.type):
+        return [None if value is None else dict(value) for value in column.to_pylist()]
+    return list(column.to_pylist())
+
+
+def commit(target: Target, name: str, messages: Sequence[WriterCommitMessage | None]) -> None:
+    """Make the files that count the campaign of a name, unless it has one, and store what is left of it.
+
+    Raises:
+        PipelineError: rows are refused, files are missing, or the campaign was begun elsewhere.
+    """
+    staged = [message for message in messages if isinstance(message, Staged)]
+    with target.open_client(target.settings) as (client, settings):
+        campaigns = Campaigns(client, keys_of(settings.redis))
+        campaign = campaigns.find(name)
+        try:
+            if campaign is None:
+                ours = _count(target, name, staged)
+                campaign = campaigns.begin(name, ours, target.keep_sec)
+                if campaign.stage != ours.stage:
+                    forget(ours.folder)
+        finally:
+            forget(target.work, *works_of(staged))
+        campaign, stored = complete(
+            campaigns,
+            name,
+            campaign,
+            lambda found: _load(found, writer_settings(found, settings)),
+            settings.ingest.marker_keep_sec,
+        )
+        forget(f"{_path_of(campaign.folder)}/{ROWS}")
+    log.info("%s: %s stored, %s refused", name, count_text(stored, "message"), f"{campaign.refused:,}")
+
+
+def _count(target: Target, name: str, staged: Sequence[Staged]) -> Campaign:
+    """Move the files that count into a folder of their own."""
+    refused = sum(each.refused for each in staged)
+    if refused and not target.keeps_refused:
+        first = next(each.first_refusal for each in staged if each.refused)
+        raise PipelineError(
+            f"{count_text(refused, 'row')} of {name} are no requests, so nothing is scheduled; the first is {first} Correct them, "
+            "or leave them out by the option refused = keep."
+        )
+    stage = new_stage(name)
+    folder = Path(target.work).parents[1] / stage
+    files = {
+        ROWS: [each.accepted_file for each in staged if each.accepted],
+        REFUSED: [each.refused_file for each in staged if each.refused],
+    }
+    for part, paths in files.items():
+        (folder / part).mkdir(parents=True)
+        for path in paths:
+            try:
+                os.rename(path, folder / part / Path(path).name.removesuffix(".refused"))
+            except FileNotFoundError as exc:
+                raise PipelineError(
+                    f"The driver does not see {path}, which a task has written: let staging be a folder that all machines have "
+                    "mounted."
+                ) from exc
+        _sync(folder / part)
+    _sync(folder)
+    return Campaign(
+        stage=stage,
+        folder=str(folder),
+        arrival_ms=staged[0].arrival_ms if staged else target.arrival_ms,
+        files=len(files[ROWS]),
+        refused=refused,
+        accepted=sum(each.accepted for each in staged),
+    )
+
+
+def _sync(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def works_of(messages: Sequence[WriterCommitMessage | None]) -> set[str]:
+    """Return the folders that attempts of tasks have written into."""
+    return {message.work for message in messages if isinstance(message, Staged)}
+
+
+def forget(*works: str) -> None:
+    """Delete what no campaign has, also of attempts that nobody knows of."""
+    for work in works:
+        shutil.rmtree(work, ignore_errors=True)
+
+
+def _load(campaign: Campaign, settings: WriterSettings) -> Summary:
+    """Store what is staged of a campaign from this process; see ``tables.complete``."""
+    if "://" in _path_of(campaign.folder):
+        raise PipelineError(
+            f"The campaign was begun in {campaign.folder}, which Spark alone can read: complete it by schedule, with the same name."
+        )
+    folder = Path(_path_of(campaign.folder), ROWS)
+    paths = [path for path in folder.glob("*") if not path.name.startswith(("_", "."))]
+    check_files(campaign, len(paths))
+    done = total = store_blocks(_blocks_in(paths), settings)
+    while done.lost:
+        done = store_blocks(_blocks_in(paths), settings)
+        total.add(Summary(stored=done.stored))
+    check_rows(campaign, total)
+    return total
+
+
+def _blocks_in(paths: Sequence[Path]) -> Iterator[bytes]:
+    for path in paths:
+        with path.open("rb") as file:
+            yield from (line.rstrip(b"\n") for line in file if not line.startswith(b"{"))
+
+
+def _path_of(folder: str) -> str:
+    return folder.removeprefix(_SCHEME)
