@@ -141,22 +141,15 @@ def split_by_shard(part: ParsedPart, shards: int) -> dict[int, ParsedPart]:
 def _common_ends(queues: Sequence[PartQueue], messages_max: int) -> list[tuple[PartQueue, int]]:
     """Return where a transaction ends that has the messages of several queues that are due first, so many at most.
 
-    Queues that it takes nothing of are left out, but for those that have no messages: their markers move.
+    Queues that it takes nothing of are left out, but for those that have nothing left: their markers move.
     """
     heads = [queue.due_ms[queue.place : queue.place + messages_max] for queue in queues]
-    due_ms = np.concatenate([np.empty(0, np.int64), *heads])
-    last_ms = np.partition(due_ms, messages_max - 1)[messages_max - 1] if len(due_ms) > messages_max else None
-    room, ends = messages_max, []
-    # All that are due before the last one have room, and then those that are due in its millisecond, as many as there is room for.
-    befores = [len(head) if last_ms is None else int(np.searchsorted(head, last_ms, side="left")) for head in heads]
-    room -= sum(befores)
-    for queue, head, before in zip(queues, heads, befores, strict=True):
-        there = before if last_ms is None else int(np.searchsorted(head, last_ms, side="right"))
-        taken = min(there, before + room)
-        room -= taken - before
-        if taken or not len(queue):
-            ends.append((queue, queue.place + taken))
-    return ends
+    owners = np.repeat(np.arange(len(heads)), [len(head) for head in heads])
+    first = np.argsort(np.concatenate([*heads, np.empty(0, np.int64)]), kind="stable")[:messages_max]
+    counts = np.bincount(owners[first], minlength=len(heads)).tolist()
+    return [
+        (queue, queue.place + taken) for queue, taken in zip(queues, counts, strict=True) if taken or not queue.left
+    ]
 
 
 class Step:
@@ -167,15 +160,13 @@ class Step:
 
     def __init__(self, queues: Sequence[PartQueue], messages_max: int, bytes_max: int) -> None:
         left = [queue for queue in queues if not queue.is_stored]
-        if len(left) == 1:
-            self._ends = [(left[0], left[0].end_of(messages_max, bytes_max))]
-            return
-        messages_max = min(messages_max, sum(queue.left for queue in left))
-        ends = _common_ends(left, messages_max)
-        while messages_max > 1 and sum(queue.size_to(end) for queue, end in ends) > bytes_max:
-            messages_max //= 2
-            ends = _common_ends(left, messages_max)
-        self._ends = ends
+        self._ends = [(queue, queue.end_of(messages_max, bytes_max)) for queue in left]
+        if len(left) > 1:
+            messages_max = min(messages_max, sum(queue.left for queue in left))
+            self._ends = _common_ends(left, messages_max)
+            while messages_max > 1 and sum(queue.size_to(end) for queue, end in self._ends) > bytes_max:
+                messages_max //= 2
+                self._ends = _common_ends(left, messages_max)
 
     def __bool__(self) -> bool:
         return bool(self._ends)
