@@ -20,7 +20,8 @@ from pipeline.consume.opening import new_consumer, new_store
 from pipeline.runtime.process import wait_until
 from pipeline.store.connection import connect
 from pipeline.store.keys import Keys
-from pipeline.store.namespace import adopt_topic_settings, open_namespace, outbox_id
+from pipeline.store.layout import outbox_id
+from pipeline.store.namespace import adopt_topic_settings, open_namespace
 from pipeline.store.outbox import Outbox
 from pipeline.store.redis_store import RedisStore
 from pipeline.store.scripts import NAMES, read_script
