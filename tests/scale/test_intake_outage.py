@@ -7,6 +7,7 @@ import json
 import signal
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 import psutil
@@ -122,7 +123,8 @@ def kill_all_of(job: Command) -> None:
     """End a job and all its processes as kill -9 does."""
     root = psutil.Process(job.process.pid)
     for process in [root, *root.children(recursive=True)]:
-        process.kill()
+        with suppress(psutil.NoSuchProcess):  # it ends with those before it
+            process.kill()
     job.end(20)
 
 
