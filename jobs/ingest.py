@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from threading import Event
@@ -27,25 +28,29 @@ from pipeline.cli import (
 from pipeline.config import Settings
 from pipeline.core.background import Background
 from pipeline.core.clock import SystemClock
-from pipeline.core.errors import ConfigError
-from pipeline.core.files import make_writable
+from pipeline.core.errors import ConfigError, PipelineError
 from pipeline.ingest.bar import intake_bar
-from pipeline.ingest.checkpoint import CheckpointRoller
 from pipeline.ingest.executors import check_executors
-from pipeline.ingest.landed import LandingFiles
-from pipeline.ingest.loop import MarkerSweeper, run_once, run_to_the_end, run_until_stopped, wait_for_first_look
+from pipeline.ingest.loop import run_once, run_to_the_end, run_until_stopped, wait_for_first_look
 from pipeline.ingest.progress import BatchReporter
 from pipeline.ingest.query import bind_checkpoint, java_watched, open_session, start_query, warm_up
 from pipeline.ingest.readers import read_direct, read_landing
-from pipeline.ingest.repair import DirectoryAgain, Repair, Repeatable
+from pipeline.ingest.rejects import check_rejects_folder
 from pipeline.ingest.sources import DirectSource, FilesSource, SocketSource, Source
-from pipeline.ingest.stores import WriterSettings
+from pipeline.ingest.stores import WriterSettings, no_slower_than, patience_ms_of
+from pipeline.ingest.summary import Summary
+from pipeline.ingest.upkeep import landing_upkeep, look_after_servers, what_is_read_again
+from pipeline.ingest.waiting import waiting_text
 from pipeline.ingest.writer import BatchWriter, PartitionWriter
 from pipeline.runtime.class_archive import archive_made_beside
-from pipeline.store.checks import what_stored_means
-from pipeline.store.heartbeats import IngestHeartbeat, write_ingest
-from pipeline.store.replication import FailoverWatch, may_fail_over
+from pipeline.store.checks import meaning_of_stored
+from pipeline.store.connection import connect
+from pipeline.store.heartbeats import write_ingest
+from pipeline.store.ingest_heartbeat import IngestHeartbeat
+from pipeline.store.replication import may_fail_over
 from pipeline.store.shards import ShardedMarkers, open_shards
+
+BESIDE_TIMEOUT_MS = 500  # what is done beside the batches gives up soon when a shard of several does not answer
 
 log = logging.getLogger(__name__)
 
@@ -111,7 +116,9 @@ def open_rows(
         assert isinstance(source, KafkaSource)
         kafka = settings.kafka
         write = RangeWriter(writer_settings, ReadSettings(source.properties, kafka.format, kafka.accept_loss))
-        markers = store.markers(source.marker_source_id, [each.part_id for each in source.partitions])
+        part_ids = [each.part_id for each in source.partitions]
+        write.learn(Summary(file_tokens=store.marked_everywhere(source.marker_source_id, part_ids)))
+        markers = store.markers(source.marker_source_id, part_ids)
         stored = {
             name_of(each): PartitionMarker.of(at).next
             for each, at in zip(source.partitions, markers, strict=True)
@@ -122,55 +129,22 @@ def open_rows(
     return read(spark, source.location, settings.ingest.max_bytes_per_trigger), PartitionWriter(writer_settings)
 
 
-def what_is_read_again(spark: SparkSession, settings: Settings, writer: BatchWriter, checkpoint: str) -> Repeatable:
-    """Return what can be read again of an input that is not landed."""
-    if settings.ingest.source == "kafka":
-        from pipeline.ingest.kafka_writer import RecordsAgain
-
-        return RecordsAgain(spark, settings.kafka, writer.write)
-    return DirectoryAgain(checkpoint)
-
-
-def check_folders(settings: Settings) -> None:
-    """Find out now, not at the first reject, that a folder can't be written."""
-    folder = Path(settings.ingest.rejects)
-    try:
-        make_writable(folder)
-    except OSError as exc:
-        raise ConfigError(
-            f"The rejects folder {folder} can't be written ({exc.strerror}); name another with --rejects."
-        ) from exc
-
-
-def archive_sec_of(settings: Settings) -> float:
-    """Return how long stored files are kept, 0 if not at all, as no other server can take its place.
-
-    Raises:
-        ConfigError: they would be kept longer than it is known what is stored of them.
-    """
-    ingest = settings.ingest
-    if ingest.archive_sec >= ingest.marker_keep_sec:
-        raise ConfigError(
-            f"ingest.archive_sec ({ingest.archive_sec}) must be less than ingest.marker_keep_sec ({ingest.marker_keep_sec})."
-        )
-    return ingest.archive_sec if may_fail_over(settings.redis.url) else 0
-
-
-def landing_upkeep(
-    settings: Settings, source: Source, checkpoint: str, store: ShardedMarkers
-) -> tuple[LandingFiles | None, MarkerSweeper | None, CheckpointRoller | None]:
-    """Return what keeps files, markers and checkpoint bounded; a directory that Spark reads itself keeps its files, and so all."""
-    if isinstance(source, DirectSource):
-        return None, None, None
-    location, clock = Path(source.location), SystemClock()
-    local = None if "://" in checkpoint else Path(checkpoint)
-    archive_ms = archive_sec_of(settings) * 1000
-    landing = LandingFiles(location, local, partial(store.markers, source.source_id), clock, archive_ms)
-    sweeper = MarkerSweeper(store, source.source_id, location, settings.ingest.marker_keep_sec * 1000, clock)
-    roller = (
-        CheckpointRoller(local, landing.delete_marked, settings.ingest.checkpoint_files_max, clock) if local else None
+def settings_of_writers(
+    settings: Settings, connection: Connection, source: Source, rejects_mark: str, patience_ms: float
+) -> WriterSettings:
+    """Return what travels to the executors."""
+    return WriterSettings(
+        no_slower_than(connection.settings, patience_ms),
+        getattr(source, "marker_source_id", source.source_id),
+        settings.ingest.rejects,
+        settings.ingest.transaction_messages,
+        settings.ingest.wait_for_disk,
+        settings.drain.id_retention_sec,
+        settings.ingest.wait_for_replicas,
+        tells_history=may_fail_over(settings.redis.url),
+        rejects_mark=rejects_mark,
+        patience_ms=patience_ms,
     )
-    return landing, sweeper, roller
 
 
 def main(arguments: list[str], stop: Stop) -> int:
@@ -178,8 +152,11 @@ def main(arguments: list[str], stop: Stop) -> int:
     given, settings = parse_arguments(arguments)
     with ExitStack() as stack:
         connection = stack.enter_context(open_connection(settings, stop, may_create=True, writes=True))
-        log.info("%s", what_stored_means(connection.client, settings.ingest.wait_for_disk))
-        check_folders(settings)
+        log.info("%s", meaning_of_stored(connection.client, connection.shards, settings.ingest.wait_for_disk))
+        if len(connection.shards) > 1:
+            beside = connect(no_slower_than(connection.settings, BESIDE_TIMEOUT_MS))
+            connection = replace(connection, client=beside)
+        check_rejects_folder(Path(settings.ingest.rejects))
         source = open_source(settings)
         stack.callback(source.close)
         checkpoint = settings.ingest.checkpoint or str(Path(settings.local.state) / "checkpoints" / source.source_id)
@@ -235,33 +212,24 @@ def _run(
     rejects_mark: str,
     stop: Stop,
 ) -> None:
-    clock, store = SystemClock(), ShardedMarkers(open_shards(connection.client, connection.settings))
+    clock, stores = SystemClock(), open_shards(connection.client, connection.settings)
+    store = ShardedMarkers(stores)
     landing, sweeper, roller = landing_upkeep(settings, source, checkpoint, store)
     if roller is not None and (rolled := roller.prepare()):
         log.info("rolled the checkpoint: its log named %s files", f"{rolled:,}")
+    # Of a directory that Spark reads itself nothing is read again, and a run of Kafka that ends could leave what was.
+    can_wait = landing is not None or (settings.ingest.source == "kafka" and not once)
+    patience_ms = patience_ms_of(connection.settings, settings.ingest.shard_patience_sec if can_wait else 0)
     publish = partial(write_ingest, connection.client, connection.shards[0])
     reporter = BatchReporter(source.source_id, source.reads, landing, publish, clock, settings.ingest.rejects)
     spark.streams.addListener(reporter)
-    writer_settings = WriterSettings(
-        connection.settings,
-        getattr(source, "marker_source_id", source.source_id),
-        settings.ingest.rejects,
-        settings.ingest.transaction_messages,
-        settings.ingest.wait_for_disk,
-        settings.drain.id_retention_sec,
-        settings.ingest.wait_for_replicas,
-        tells_history=may_fail_over(settings.redis.url),
-        rejects_mark=rejects_mark,
-    )
+    writer_settings = settings_of_writers(settings, connection, source, rejects_mark, patience_ms)
     rows, write = open_rows(spark, settings, source, writer_settings, store)
     writer = BatchWriter(writer_settings, clock, reporter.report, write)
-    repair = None
-    if may_fail_over(settings.redis.url):
-        watch = FailoverWatch.of(connection.client, connection.shards, clock)
-        what = landing or what_is_read_again(spark, settings, writer, checkpoint)
-        repair = Repair(watch, what, landing.histories if landing else None, heartbeat.tell, clock)
-        repair.start()
-        writer.is_there = repair.is_there
+    what = landing or what_is_read_again(spark, settings, writer, checkpoint, stores, writer_settings.source_id)
+    beside = look_after_servers(connection.client, connection.shards, writer, writer_settings, what, heartbeat, clock)
+    if once and landing:
+        landing.waiting.give_back((), all_at_once=True)  # a query that takes in what is there looks once
     with _stopped_with_java(stop):
         if once:
             run_once(source, stop, stop.interrupting)
@@ -274,8 +242,7 @@ def _run(
     if stop():
         return
     with ExitStack() as stack:
-        if repair:
-            background = Background([repair])
+        for background in beside:
             background.start()
             stack.callback(background.stop)
         look = None
@@ -296,6 +263,10 @@ def _run(
     log.info("%s after %s", "stopped" if stop() else "done", reporter.total_text())
     if once and sweeper is not None:
         sweeper.sweep()
+    if landing and (left := landing.waiting.look()):
+        if once and not stop():
+            raise PipelineError(f"{waiting_text(left)}: start the job again when that answers.")
+        log.warning("%s: the next start goes on with that", waiting_text(left))
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pipeline.cli import EXIT_SUCCESS, Stop, announce_ready, new_parser, open_connection, parse_command, run_main
 from pipeline.config import Settings
 from pipeline.core.clock import SystemClock
-from pipeline.store.checks import what_stored_means
+from pipeline.store.checks import meaning_of_stored
 from pipeline.web.access import Access, read_tokens
 from pipeline.web.server import listen, serve
 
@@ -45,7 +45,8 @@ def main(arguments: list[str], stop: Stop) -> int:
         open_connection(settings, stop, may_create=True, writes=True) as connection,
     ):
         settings = replace(settings, redis=connection.settings)
-        log.info("%s", what_stored_means(connection.client, settings.api.wait_for_disk, "message", "api.wait_for_disk"))
+        how = (settings.api.wait_for_disk, "message", "api.wait_for_disk")
+        log.info("%s", meaning_of_stored(connection.client, connection.shards, *how))
 
         def on_ready() -> None:
             log.info("the API is on %s", address)

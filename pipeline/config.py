@@ -76,6 +76,7 @@ class IngestSettings:
     wait_for_disk: bool = False
     wait_for_replicas: ZeroIsOff = 0
     archive_sec: ZeroIsOff = 600
+    shard_patience_sec: ZeroIsOff = 5
     quiet_period_ms: Positive = 1_000
     socket_roll_ms: Positive = 100
     marker_keep_sec: Positive = 3_600

@@ -13,11 +13,10 @@ from pipeline.store.heartbeats import (
     TopicStats,
     add_up_loops,
     add_up_topics,
-    count_running_ingests,
-    read_failovers,
     read_ingests,
     read_loops,
 )
+from pipeline.store.ingest_heartbeat import Waiting, count_running_ingests, read_failovers, read_waiting
 from pipeline.store.keys import Keys
 from pipeline.store.replication import Failover
 from pipeline.store.stats import LATE_MS, Stats, read_stats
@@ -35,6 +34,7 @@ class Status:
     ingests: Sequence[IngestProgress]
     running_ingests: int
     failovers: Sequence[Failover] = ()
+    waiting: Sequence[Waiting] = ()
 
     def running_loops(self) -> list[LoopProgress]:
         """Return the loops that have not ended and whose heartbeat is fresh."""
@@ -71,6 +71,7 @@ class Status:
         if stats.late:
             are = "is" if stats.late == 1 else "are"
             found.append(f"{count_text(stats.late, 'message')} {are} late, the oldest by {span_text(stats.overdue_ms)}")
+        found += [self._waiting_text(each) for each in self.waiting]
         if stats.outbox_ms > LATE_MS:
             wait = "waits" if stats.outbox == 1 else "wait"
             found.append(
@@ -79,6 +80,13 @@ class Status:
         if stuck := add_up_loops(each.stats for each in self.running_loops()).stuck_partitions:
             found.append(f"a transaction hangs in {', '.join(stuck)} of Kafka")
         return found
+
+    def _waiting_text(self, waiting: Waiting) -> str:
+        names = ", ".join(map(str, waiting.shards))
+        shards = f"shard{'s' if len(waiting.shards) > 1 else ''} {names}" if waiting.shards else "a shard"
+        wait = "file that was read waits" if waiting.files == 1 else "files that were read wait"
+        since = age_text(self.stats.now_ms - waiting.oldest_ms)
+        return f"{waiting.files:,} {wait} for {shards} to store the rest, the oldest for {since}"
 
     def verdict(self) -> str:
         """Return whether all is well, in one line that begins with OK or PROBLEM."""
@@ -112,6 +120,7 @@ class Status:
             "overdue_ms": self.stats.overdue_ms,
             "outbox_ms": self.stats.outbox_ms,
             "now_ms": self.stats.now_ms,
+            "waiting": [asdict(each) for each in self.waiting],
             "failover": asdict(failover) if (failover := self.last_failover()) else None,
             "running_ingest_jobs": self.running_ingests,
             "ingest": [asdict(progress) for progress in self.ingests],
@@ -134,6 +143,7 @@ def read_status(client: Any, shards: Sequence[Keys]) -> Status:
         ingests=read_ingests(client, shards[0]),
         running_ingests=count_running_ingests(client, shards[0], stats.now_ms),
         failovers=read_failovers(client, shards[0]),
+        waiting=read_waiting(client, shards[0]),
     )
 
 

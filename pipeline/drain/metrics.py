@@ -98,6 +98,14 @@ class LoopCollector(Collector):
         yield self._gauge("outbox_messages", "Messages that wait to be written to Kafka.", forecast.outbox)
         meaning = "How long the oldest of these waits, 0 if there is none."
         yield self._gauge("outbox_age_seconds", meaning, forecast.outbox_ms / 1_000)
+        yield self._gauge(
+            "shards_away", "Shards that do not answer; what they hold is not counted.", len(forecast.away)
+        )
+        files = sum(each.files for each in forecast.waiting)
+        yield self._gauge("ingest_waiting_files", "Files that were read and wait for shards that are away.", files)
+        oldest_ms = min((each.oldest_ms for each in forecast.waiting), default=forecast.now_ms)
+        meaning = "How long ago the oldest of these was landed, 0 if there is none."
+        yield self._gauge("ingest_waiting_age_seconds", meaning, max(0, forecast.now_ms - oldest_ms) / 1_000)
         lag = GaugeMetricFamily(
             "duetime_ingest_lag_records",
             "Offsets of Kafka that the last batch of an ingest job left.",

@@ -20,9 +20,11 @@ from pipeline.core.ids import MESSAGE_ID_LENGTH, TOKEN_HALF_BITS, encode_token
 from pipeline.core.validation import REQUEST_BYTES_MAX
 from pipeline.ingest.columns import join
 from pipeline.ingest.parsing import ParsedPart, as_hex
-from pipeline.ingest.stores import WriterSettings
+from pipeline.ingest.shard_writer import open_shard_writers
+from pipeline.ingest.stores import Patience, WriterSettings
+from pipeline.ingest.summary import Summary
 from pipeline.ingest.transactions import PartQueue, split_by_shard
-from pipeline.ingest.writer import PartitionWriter, Summary, open_shard_writers
+from pipeline.ingest.writer import PartitionWriter
 
 # What a task holds of a table. Larger blocks cost the server less, as the messages of a transaction are nearer in time.
 BLOCK_ROWS: Final = 250_000
@@ -168,7 +170,7 @@ def store_blocks(lines: Iterable[bytes], settings: WriterSettings) -> Summary:
     Raises:
         PipelineError: one is damaged.
     """
-    writers, summary = open_shard_writers(settings), Summary()
+    writers, summary = open_shard_writers(settings, Patience()), Summary()
     for line in lines:
         part = read_block(line)
         summary.add(Summary(part.lines))

@@ -6,37 +6,47 @@ come in order of offset; the messages of one are stored in order of due time, by
 """
 
 import base64
-import json
 import logging
 import os
 import sys
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import pyarrow as pa
-from pyspark.sql import DataFrame, SparkSession
 
-from pipeline.config import KafkaSettings
+from pipeline.core.errors import StoreUnavailable
 from pipeline.core.records import ARRIVAL_MS_MAX, Record, Records, headers_of
-from pipeline.core.text import count_text, visible
+from pipeline.core.text import visible
 from pipeline.ingest.kafka_parsing import parse_records
 from pipeline.ingest.kafka_reader import Range, RangeReader, ReadSettings, RecordReader
-from pipeline.ingest.kafka_source import SCHEMA, partition_of
 from pipeline.ingest.kafka_windows import WINDOW_TRANSACTIONS, PartitionMarker, WindowQueue
 from pipeline.ingest.parsing import PART_BYTES, FileText, ParsedPart, RejectedLine
 from pipeline.ingest.rejects import RejectsWriter
-from pipeline.ingest.stores import WriterSettings, open_changing_stores, open_stores, retrying, wait_until_kept
+from pipeline.ingest.shard_writer import TRANSACTION_BYTES, ShardWriter
+from pipeline.ingest.stores import (
+    Patience,
+    WriterSettings,
+    open_changing_stores,
+    open_stores,
+    retrying,
+    wait_until_kept,
+)
+from pipeline.ingest.summary import Summary
 from pipeline.ingest.transactions import split_by_shard
-from pipeline.ingest.writer import TRANSACTION_BYTES, PartitionWriter, ShardWriter, Summary
+from pipeline.ingest.writer import PartitionWriter
 from pipeline.kafka.cluster import Cluster, Partition, TopicGone
 from pipeline.store.base import NO_MARKER, ChangingStore, MarkerMove, MessageRows, SchedulingStore, Transaction
+from pipeline.store.shards import shard_of
 
 UNLIMITED: Final = sys.maxsize  # an open window was within the limits of who opened it
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 
 class RangeWriter(PartitionWriter):
@@ -56,23 +66,33 @@ class RangeWriter(PartitionWriter):
         super().__init__(settings)
         self._read = read
         self._open_clients = open_clients or open_clients_once
+        self._begun: set[str] = set()
+
+    def learn(self, done: Summary) -> None:
+        """Remember which partitions each shard has a marker of: it needs nobody to tell it where to begin."""
+        self._begun.update(done.file_tokens)
 
     def write(self, batches: Iterable[pa.RecordBatch]) -> Summary:
-        """Read and store the ranges. A wait for Redis or Kafka has no limit: Spark ends it by ending the task."""
+        """Read and store the ranges. A wait for Kafka has no limit, and for Redis that of the patience: Spark ends the task."""
         stores = list(zip(open_stores(self._settings.redis), open_changing_stores(self._settings), strict=True))
         clients = self._open_clients(self._read.properties)
-        summary = Summary()
+        patience, summary = self.patience(), Summary()
         with RejectsWriter(Path(self._settings.rejects), self._settings.rejects_mark) as rejects:
             for batch in batches:
                 for row in batch.to_pylist():
                     partition = Partition(row["topic"], row["topic_id"], row["partition"])
                     read = RangeReader(self._read, *clients, Range(partition, row["begin"], row["end"]))
-                    summary.add(RangeStorer(stores, self._settings, read, rejects).store())
+                    is_begun = partition.part_id in self._begun
+                    summary.add(RangeStorer(stores, self._settings, read, rejects, patience, is_begun).store())
         return summary
 
 
 class RangeStorer:
-    """Stores what a reader brings, in the shards that it belongs to."""
+    """Stores what a reader brings, in the shards that it belongs to and that are not away.
+
+    One that is away knows by its marker from where on it lacks something, if it has one: a partition that is not known to be
+    begun in all of them waits for all.
+    """
 
     def __init__(
         self,
@@ -80,14 +100,22 @@ class RangeStorer:
         settings: WriterSettings,
         reader: RangeReader,
         rejects: RejectsWriter,
+        patience: Patience | None = None,
+        is_begun: bool = False,
     ) -> None:
+        self._patience = patience = patience or Patience()
         self._stores = [store for store, _ in shards]
-        self._writers = [ShardWriter(store, changing, settings) for store, changing in shards]
+        self._writers = [ShardWriter(*each, settings, shard, patience) for shard, each in enumerate(shards)]
+        self._is_begun = is_begun
+        self._away: set[int] = set()
         self._settings = settings
         self._reader = reader
         self._rejects = rejects
         self._part_id = reader.range.partition.part_id
-        self._markers = [self._marker(store) for store in self._stores]
+        self._markers = [NO_MARKER for _ in self._stores]
+        for shard in range(len(self._stores)):
+            with self._or_without(shard):
+                self._markers[shard] = self._marker(shard)
         self._told = 0  # the offset up to which records are counted
         self._summary = Summary()
 
@@ -96,10 +124,15 @@ class RangeStorer:
         reader = self._reader
         self._told = max(self._place(), reader.range.begin)
         self._summary.duplicates = self._summary.lines = min(self._told, reader.end) - reader.range.begin
-        was_read = reader.range.begin > 0 or NO_MARKER not in self._markers
-        for shard, marker in enumerate(self._markers):
-            if marker == NO_MARKER:  # each knows where it began before one has more: no checkpoint may say so again
-                self._begin(shard)
+        was_read = reader.range.begin > 0 or NO_MARKER not in [self._markers[shard] for shard in self._present()]
+        for shard in self._present():
+            if self._markers[shard] == NO_MARKER:
+                # Each knows where it began before one has more: no checkpoint may say so again.
+                with self._or_without(shard):
+                    self._begin(shard)
+        if not self._away:
+            self._is_begun = True
+            self._summary.file_tokens = [self._part_id]
         try:
             while (place := self._place()) < reader.end:
                 self._store(*self._read(place, place > 0 and was_read))
@@ -109,38 +142,53 @@ class RangeStorer:
             self._look_again()
         for writer in self._writers:
             self._summary.add(writer.summary)
+        self._summary.lacking = [f"{self._part_id} {shard}" for shard in sorted(self._away)]
         return self._summary
 
-    def _look_again(self) -> None:
-        for store in self._stores:
-            self._summary.histories += wait_until_kept(store, self._settings)
-            # A server that came back without its last writes, as weak settings allow, has lost messages and markers together.
-            self._summary.lost += PartitionMarker.of(self._marker(store) or "0").next < self._reader.end
+    def _present(self) -> list[int]:
+        return [shard for shard in range(len(self._stores)) if shard not in self._away]
 
-    def _marker(self, store: SchedulingStore) -> str:
-        [marker] = retrying(lambda: store.markers(self._settings.source_id, [self._part_id]))
+    @contextmanager
+    def _or_without(self, shard: int) -> Iterator[None]:
+        """Go on without a shard that turns out to be away."""
+        try:
+            yield
+        except StoreUnavailable:
+            self._away.add(shard)
+
+    def _ask(self, shard: int, call: Callable[[], T]) -> T:
+        return self._patience.retrying(shard, call) if self._is_begun else retrying(call)
+
+    def _look_again(self) -> None:
+        for shard in self._present():
+            with self._or_without(shard):
+                histories = wait_until_kept(self._stores[shard], self._settings, partial(self._ask, shard))
+                # A server that came back without its last writes, as weak settings allow, has lost messages and markers together.
+                self._summary.lost += PartitionMarker.of(self._marker(shard) or "0").next < self._reader.end
+                self._summary.histories += histories
+
+    def _marker(self, shard: int) -> str:
+        store = self._stores[shard]
+        [marker] = self._ask(shard, lambda: store.markers(self._settings.source_id, [self._part_id]))
         return marker
 
     def _marker_of(self, shard: int) -> PartitionMarker:
         return PartitionMarker.of(self._markers[shard] or str(self._reader.range.begin))
 
     def _place(self) -> int:
-        """Return the offset up to which all shards have everything."""
-        return min(self._marker_of(shard).next for shard in range(len(self._markers)))
+        """Return the offset up to which all shards that are there have everything."""
+        return min((self._marker_of(shard).next for shard in self._present()), default=self._reader.end)
 
     def _begin(self, shard: int) -> None:
         move = MarkerMove(self._part_id, NO_MARKER, str(self._reader.range.begin))
-        retrying(
-            lambda: self._stores[shard].schedule(
-                self._settings.source_id, Transaction([move], MessageRows([], []), MessageRows([], []), 0)
-            )
-        )
-        self._markers[shard] = self._marker(self._stores[shard])
+        nothing = Transaction([move], MessageRows([], []), MessageRows([], []), 0)
+        self._ask(shard, lambda: self._stores[shard].schedule(self._settings.source_id, nothing))
+        self._markers[shard] = self._marker(shard)
 
     def _read(self, place: int, is_known: bool) -> tuple[Records, int, int]:
         """Read the records of a window; returns them, their first offset, and the one behind them."""
         reader, messages = self._reader, self._settings.transaction_messages
-        markers = [self._marker_of(shard) for shard in range(len(self._markers))]
+        markers = [self._marker_of(shard) for shard in self._present()]
         ends = {marker.end for marker in markers if marker.is_open and marker.end > place}
         if not ends:
             records, behind = reader.read(place, is_known, reader.end, WINDOW_TRANSACTIONS * messages, PART_BYTES)
@@ -158,10 +206,13 @@ class RangeStorer:
     def _store(self, records: Records, place: int, behind: int) -> None:
         """Store what lies between two offsets, in each shard that does not have it."""
         part = self._parse(records)
-        if part.rejected:
+        own = shard_of(self._part_id, len(self._writers))  # its marker says which rejects are written and counted
+        if part.rejected and own not in self._away and self._marker_of(own).next < behind:
             self._write_rejects(part, records, place, behind)
         shares = split_by_shard(part, len(self._writers))
-        for shard, writer in enumerate(self._writers):
+        waiting = (each for shard, each in shares.items() if shard in self._away)
+        self._summary.waiting += sum(len(each.due_ms) + len(each.changes) for each in waiting)
+        for shard in self._present():
             at, share = self._marker_of(shard).next, shares.get(shard)
             if place < at < behind:  # a writer died between two shards: this one has a part of it
                 left = self._parse(records.since(at))
@@ -171,11 +222,14 @@ class RangeStorer:
                     share or self._parse(Records()), self._reader.range.begin, behind, self._markers[shard]
                 )
                 self._summary.duplicates += queue.place
-                writer.store([queue])
+                with self._or_without(shard):
+                    self._writers[shard].store([queue])
                 self._markers[shard] = queue.marker
+                self._summary.waiting += queue.lines_left if shard in self._away else 0
         if self._place() >= behind > self._told:
             new = part if self._told <= place else self._parse(records.since(self._told))
-            self._summary.add(Summary(new.lines, rejected=len(new.rejected), blank=new.blank))
+            rejected = 0 if own in self._away else len(new.rejected)
+            self._summary.add(Summary(new.lines, rejected=rejected, blank=new.blank))
             self._told = behind
 
     def _parse(self, records: Records) -> ParsedPart:
@@ -194,43 +248,6 @@ class RangeStorer:
         first = part.rejected[0]
         at = f"{visible(str(partition))} offset {first.line_no}, {first.rejection.reason.value}"
         self._summary.first_reject = self._summary.first_reject or at
-
-
-@dataclass(frozen=True, slots=True)
-class RecordsAgain:
-    """What was read of Kafka; see ``repair.Repeatable``. A marker that went back says from where on a partition is read again.
-
-    Args:
-        write: stores ranges, as ``BatchWriter.write``.
-    """
-
-    spark: SparkSession
-    settings: KafkaSettings
-    write: Callable[[DataFrame], Summary]
-
-    def read_again(self, since_ms: int) -> str:
-        """Store what is missing of each partition, up to where the query has read it; that does not wait for its next record."""
-        ends: dict[str, int] = {}
-        for query in self.spark.streams.active:
-            if progress := query.lastProgress:
-                ends |= json.loads(progress.sources[0].endOffset)
-        rows = []
-        for name, end in ends.items():
-            at = partition_of(name)
-            begin = 0 if self.settings.start == "earliest" else end  # for a partition whose marker is gone
-            rows.append((at.topic, at.topic_id, at.number, begin, end))
-        if not rows:
-            return ""
-        done = self.write(self.spark.createDataFrame(rows, SCHEMA))
-        missing = count_text(done.stored, "message")
-        return f"{count_text(len(rows), 'partition')} of Kafka, of which {missing} were missing"
-
-    def forget_archived(self) -> None:
-        """Do nothing: Kafka keeps its records for as long as it likes."""
-
-    def newest_are_stored(self) -> bool:
-        """Say yes: nothing is known."""
-        return True
 
 
 def _reject_record(partition: Partition, line: RejectedLine, record: Record) -> dict[str, Any]:

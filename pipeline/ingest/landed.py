@@ -15,14 +15,17 @@ from itertools import islice
 from pathlib import Path
 from threading import Lock
 
+from pipeline.config import Settings
 from pipeline.core.clock import Clock
-from pipeline.core.errors import PipelineError, StoreUnavailable
+from pipeline.core.errors import ConfigError, PipelineError, StoreUnavailable
 from pipeline.core.ids import token_epoch_ms
 from pipeline.core.text import count_text
 from pipeline.ingest.checkpoint import log_id_of, names_read
 from pipeline.ingest.parsing import PART_BYTES
 from pipeline.ingest.transactions import ALL_STORED
+from pipeline.ingest.waiting import WaitingFiles
 from pipeline.landing.names import parse_landing_name, repeated_name
+from pipeline.store.replication import may_fail_over
 
 log = logging.getLogger(__name__)
 
@@ -31,6 +34,20 @@ ARCHIVE_NAME = ".stored"  # in the landing folder, hidden from Spark; in it one 
 HISTORIES_NAME = "histories.json"
 MINUTE_MS = 60_000
 NEWEST_MAX = 100  # stored files whose markers are looked at to find out whether they are still there
+
+
+def archive_ms_of(settings: Settings) -> float:
+    """Return how long stored files are kept, 0 if not at all, as no other server can take its place.
+
+    Raises:
+        ConfigError: they would be kept longer than it is known what is stored of them.
+    """
+    ingest = settings.ingest
+    if ingest.archive_sec >= ingest.marker_keep_sec:
+        raise ConfigError(
+            f"ingest.archive_sec ({ingest.archive_sec}) must be less than ingest.marker_keep_sec ({ingest.marker_keep_sec})."
+        )
+    return ingest.archive_sec * 1_000 if may_fail_over(settings.redis.url) else 0
 
 
 class LandingFiles:
@@ -63,15 +80,31 @@ class LandingFiles:
         self._clock = clock
         self._stored: dict[int, frozenset[str]] = {}  # tokens by batch, until they are deleted
         self._left: set[str] = set()  # tokens of stored files that can't be deleted
+        self.waiting = WaitingFiles(landing, clock)
 
-    def check_batch(self, batch_id: int, tokens: Collection[str]) -> None:
-        """Compare the files that workers have stored for a batch with those that Spark's log names for it.
+    def check_batch(self, batch_id: int, tokens: Collection[str], lacking: Iterable[str] = ()) -> None:
+        """Compare the files that workers have read for a batch with those that Spark's log names for it.
+
+        Those that a shard lacks are set aside until it answers, see ``WaitingFiles.put``; the batch is done without them.
+
+        Args:
+            lacking: as ``Summary.lacking``.
 
         Raises:
             PipelineError: files that are there were not read. The batch must fail; the next start reads them.
         """
-        self._stored[batch_id] = stored = frozenset(tokens)
-        missing = sorted(name for name in self._planned(batch_id) if _token_of(name) not in stored)
+        self._refuse_unread(batch_id, frozenset(tokens))
+        shards: dict[str, set[int]] = {}
+        for each in lacking:
+            token, _, shard = each.rpartition(" ")
+            shards.setdefault(token, set()).add(int(shard))
+        if shards:
+            with self._lock:
+                self.waiting.put(shards)
+        self._stored[batch_id] = frozenset(tokens) - shards.keys()
+
+    def _refuse_unread(self, batch_id: int, read: frozenset[str]) -> None:
+        missing = sorted(name for name in self._planned(batch_id) if _token_of(name) not in read)
         if not missing:
             return
         sizes = {name: _size_of(self._landing / name) for name in missing}
@@ -82,7 +115,9 @@ class LandingFiles:
             )
         # A batch that is replayed from an older checkpoint names files that were stored and deleted. Their markers say so for
         # ``ingest.marker_keep_sec``; after that nobody knows, and failing for ever would bring back no file.
-        gone = [name for name, size in sizes.items() if size is None]
+        # Those that wait for a shard, or were given back under another name, are not gone.
+        elsewhere = {*self.waiting.tokens(), *map(_token_of, _names(self._landing))}
+        gone = [name for name, size in sizes.items() if size is None and _token_of(name) not in elsewhere]
         if unknown := [name for name, marker in self._markers(gone).items() if marker != ALL_STORED]:
             log.warning(
                 "%d files of batch %d, such as %s, are gone, and no marker says any more that they were stored",

@@ -1,6 +1,7 @@
 """The driver's loop: keep the source going, watch the query, end both cleanly."""
 
 import logging
+import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -176,14 +177,34 @@ class MarkerSweeper:
         self._next_ms = now_ms + self.keep_ms / LOOKS_PER_KEEP
         oldest_ms = self.clock.wall_ms() - self.keep_ms
         try:
-            here = {path.name.partition(".")[0] for path in self.landing.iterdir()}
-            moved_ms: dict[str, int] = {}  # of the parts whose file is gone; each shard may have a marker of the part
+            here = tokens_below(self.landing)
+            moved_ms: dict[str, int] = {}  # of the files that are gone
+            parts: dict[str, str] = {}  # of these; each shard may have a marker of a part, with a time of its own
             for part_id, at_ms in self.store.marked_parts(self.source_id):
                 # The id of a later part of a large file is the file's token and the part's first line.
-                if part_id.partition(".")[0] not in here:
-                    moved_ms[part_id] = max(at_ms, moved_ms.get(part_id, at_ms))
+                token = part_id.partition(".")[0]
+                if token not in here:
+                    parts[part_id] = token
+                    moved_ms[token] = max(at_ms, moved_ms.get(token, at_ms))
             gone = moved_ms.keys() if self._missing is None else moved_ms.keys() & self._missing
-            self.store.forget_markers(self.source_id, [part_id for part_id in gone if moved_ms[part_id] < oldest_ms])
+            old = [part_id for part_id, token in parts.items() if token in gone and moved_ms[token] < oldest_ms]
+            self.store.forget_markers(self.source_id, old)
             self._missing = set(moved_ms)
         except (StoreError, OSError) as exc:
             log.debug("the markers are swept later: %s", exc)
+
+
+def tokens_below(landing: Path) -> set[str]:
+    """Return the tokens of the files in a landing folder, of those that wait for a shard, and of those that may be read again.
+
+    Raises:
+        OSError: it can't be listed.
+    """
+    # Twice, as a file may move between the folder and those in it meanwhile.
+    names = [name for _ in range(2) for _, _, found in os.walk(landing, onerror=_fail) for name in found]
+    return {name.partition(".")[0] for name in names}
+
+
+def _fail(error: OSError) -> None:
+    if not isinstance(error, FileNotFoundError):  # what was archived long ago is deleted at any time
+        raise error

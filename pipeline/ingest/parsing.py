@@ -47,6 +47,7 @@ class FileText:
     arrival_ms: int
     content: bytes
     is_repeated: bool = False
+    has_waited: bool = False
 
 
 @dataclass(frozen=True, slots=True)

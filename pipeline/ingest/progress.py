@@ -16,7 +16,7 @@ from pyspark.sql.streaming.listener import (
 from pipeline.core.clock import Clock
 from pipeline.core.text import count_text, nonzero_text
 from pipeline.ingest.landed import LandingFiles
-from pipeline.ingest.writer import Summary
+from pipeline.ingest.summary import Summary
 from pipeline.store.heartbeats import IngestProgress
 
 log = logging.getLogger(__name__)
@@ -68,7 +68,7 @@ class BatchReporter(StreamingQueryListener):
             PipelineError: the batch must not be committed, as not all its files are stored.
         """
         if self._landing is not None:
-            self._landing.check_batch(batch_id, summary.file_tokens)
+            self._landing.check_batch(batch_id, summary.file_tokens, summary.lacking)
         waited_ms = self._landing.oldest_waiting_ms() if self._landing else None
         log.info("%s", batch_line(batch_id, summary, elapsed_sec, waited_ms))
         if summary.stored_again:
@@ -170,6 +170,10 @@ def batch_line(batch_id: int, summary: Summary, elapsed_sec: float, waited_ms: i
         f"batch {batch_id}: {summary.lines:,} in, {summary.stored:,} stored, {summary.duplicates:,} duplicates, "
         f"{summary.rejected:,} rejected{_changes_text(summary)}, {f'{rate / 1000:,.0f}k' if rate >= 10_000 else f'{rate:,}'}/s"
     )
+    if summary.lacking:
+        shards = sorted(summary.away)
+        names = f"shard{'s' if len(shards) > 1 else ''} {', '.join(map(str, shards))}"
+        line += f", up to {count_text(summary.waiting, 'line')} waiting for {names}"
     return line if waited_ms is None else f"{line}, backlog {waited_ms / 1000:,.1f} s"
 
 

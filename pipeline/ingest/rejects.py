@@ -14,8 +14,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import IO, Any, Self
 
-from pipeline.core.errors import PipelineError
-from pipeline.core.files import put_in_place, read_mark
+from pipeline.core.errors import ConfigError, PipelineError
+from pipeline.core.files import make_writable, put_in_place, read_mark
 from pipeline.core.text import visible
 from pipeline.ingest.parsing import FileText, RejectedLine
 from pipeline.landing.names import rejects_name
@@ -37,6 +37,20 @@ def reject_record(file_name: str, line: RejectedLine) -> dict[str, str | int]:
 def first_reject(file_name: str, lines: Sequence[RejectedLine]) -> str:
     """Say for a log where the first rejected line stood and why: ``bad.jsonl line 1, both_due``; "" if there is none."""
     return f"{visible(file_name)} line {lines[0].line_no}, {lines[0].rejection.reason.value}" if lines else ""
+
+
+def check_rejects_folder(folder: Path) -> None:
+    """Find out at the start, not at the first reject, that the folder can't be written.
+
+    Raises:
+        ConfigError: so it is.
+    """
+    try:
+        make_writable(folder)
+    except OSError as exc:
+        raise ConfigError(
+            f"The rejects folder {folder} can't be written ({exc.strerror}); name another with --rejects."
+        ) from exc
 
 
 class RejectsWriter:

@@ -4,14 +4,15 @@ import json
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from typing import Protocol
 
 from pipeline.core.clock import Clock
 from pipeline.core.files import write_whole
 from pipeline.core.text import count_text, utc_text
-from pipeline.ingest.stores import retrying
-from pipeline.ingest.writer import Summary
+from pipeline.ingest.stores import Patience, retrying
+from pipeline.ingest.summary import Summary
 from pipeline.store.replication import LOOK_MS, Failover, FailoverWatch
 
 log = logging.getLogger(__name__)
@@ -61,6 +62,8 @@ class Repair:
         histories: a file for the histories of the servers (``replication.Position``), so that a start notices, too. None: it can't.
 
         tell: is given each failover that undid something.
+
+        patience_ms: for a server that has stored a batch and does not answer; 0 is no limit. With one, a start waits for none.
     """
 
     def __init__(
@@ -70,8 +73,11 @@ class Repair:
         histories: Path | None,
         tell: Callable[[Failover], object],
         clock: Clock,
+        patience_ms: float = 0,
     ) -> None:
         self._watch = watch
+        self._patience_ms = patience_ms
+        self._is_unsure = False  # whether it is not known yet what a server says that another run has seen
         self._what = what
         self._path = histories
         self._tell = tell
@@ -83,26 +89,43 @@ class Repair:
         Raises:
             OSError: the file of the histories can't be written.
         """
-        self._watch.look(retrying)
-        if self._path is not None and self._watch.histories() != self._remembered(self._path):
-            self._handle(self._unknown())
+        self._watch.look(None if self._patience_ms else retrying)
+        self._compare_with_last_run()
 
     def step(self) -> float:
         """Look, repair if that is needed, and forget what is old enough; see ``background.Task``."""
         if found := self._watch.look() or self._look_at_markers():
             self._handle(found)
+        if self._is_unsure:
+            self._compare_with_last_run()
         if self._watch.saw_all:
             self._what.forget_archived()
         return LOOK_MS
 
     def is_there(self, batch: Summary) -> bool:
-        """Tell whether a batch was stored by the servers that are there now; waits until those answer that have stored it."""
-        if found := self._watch.look(retrying, batch.histories):
+        """Tell whether a batch was stored by the servers that are there now; waits until those answer that have stored it.
+
+        With a patience, one that still does not answer is none of them: what it has of the batch is not known.
+        """
+        patience, servers = Patience(self._patience_ms), count()
+        if found := self._watch.look(lambda read: patience.retrying(next(servers), read), batch.histories):
             self._handle(found)
-        if {*batch.histories} <= {*self._watch.histories()}:
+        if {*batch.histories} <= self._watch.present():
             return True
-        log.info("a failover came between: the batch is stored again where it is not")
+        log.info("a server that stored the batch is gone or away: the batch is stored again where it is not")
         return False
+
+    def _compare_with_last_run(self) -> None:
+        """Notice what happened while no job ran; a server that was not seen yet may have gone on with another history, too."""
+        if self._path is None:
+            return
+        now, before = self._watch.histories(), self._remembered(self._path)
+        if not isinstance(before, list) or len(before) != len(now):
+            before = ["?" for _ in now]
+        unseen = [not history and not self._watch.saw_all for history in now]
+        self._is_unsure = any(unseen)
+        if any(not is_unseen and a != b for is_unseen, a, b in zip(unseen, now, before, strict=True)):
+            self._handle(self._unknown())
 
     def _look_at_markers(self) -> Failover | None:
         """Look whether what was stored last is there, of servers that do not tell of their history."""
@@ -133,7 +156,10 @@ class Repair:
                 )
         if self._path is not None:
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            write_whole(self._path, json.dumps(self._watch.histories()).encode())
+            now, before = self._watch.histories(), self._remembered(self._path)
+            if self._is_unsure and isinstance(before, list) and len(before) == len(now):
+                now = [a or b for a, b in zip(now, before, strict=True)]  # what is not seen yet is compared later
+            write_whole(self._path, json.dumps(now).encode())
 
     @staticmethod
     def _remembered(path: Path) -> object:

@@ -15,6 +15,9 @@ FILE_ROW: Final = T.StructType(
         T.StructField("file_arrival_ms", T.LongType()),  # when the file was last written, ms UTC
         T.StructField(
             "is_repeated", T.BooleanType()
-        ),  # whether it was stored before, and is read again after a failover
+        ),  # whether it is read again: what its progress markers lack is left
+        T.StructField(
+            "has_waited", T.BooleanType()
+        ),  # whether that is so since a shard was away; else a failover has been
     ]
 )

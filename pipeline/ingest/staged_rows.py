@@ -27,8 +27,8 @@ from pipeline.core.text import count_text
 from pipeline.ingest.blocks import Packing, rests_of, store_blocks, task_number
 from pipeline.ingest.parsing import FileText, parse_file
 from pipeline.ingest.stores import Opener, WriterSettings
+from pipeline.ingest.summary import Summary
 from pipeline.ingest.tables import REFUSED, ROWS, check_files, check_rows, complete, new_stage, writer_settings
-from pipeline.ingest.writer import Summary
 from pipeline.store.campaigns import Campaign, Campaigns
 from pipeline.store.keys import keys_of
 

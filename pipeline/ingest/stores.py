@@ -1,16 +1,17 @@
-"""The stores of a Python worker of Spark, which live as long as it does."""
+"""The stores of a Python worker of Spark, which live as long as it does, and how long its tasks wait for them."""
 
 import os
 import random
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeVar
 
 from pipeline.config import DrainSettings, RedisSettings, Settings
-from pipeline.core.clock import SystemClock
+from pipeline.core.clock import Clock, SystemClock
+from pipeline.core.errors import StoreUnavailable
 from pipeline.store.base import SchedulingStore
 from pipeline.store.by_id import MessagesById
 from pipeline.store.connection import connect
@@ -18,6 +19,7 @@ from pipeline.store.keys import keys_of
 from pipeline.store.redis_store import RedisStore
 from pipeline.store.retry import retry_until_available
 from pipeline.store.shards import open_shards
+from pipeline.store.topology import CLUSTER, kind_of
 
 T = TypeVar("T")
 Opener = Callable[[Settings], AbstractContextManager[tuple[Any, Settings]]]  # connects, and finds the server if need be
@@ -36,6 +38,19 @@ class WriterSettings:
     wait_for_replicas: int = 0
     tells_history: bool = False  # whether writers tell of the history of the servers that they wrote to
     rejects_mark: str = ""  # of the folder that all writers share, as ``RejectsWriter`` has it
+    patience_ms: float = 0  # for the shards that are away, of a batch; 0: no end
+
+
+def patience_ms_of(redis: RedisSettings, patience_sec: float) -> float:
+    """Return how long a batch waits for shards that are away: only where other servers than theirs go on."""
+    return patience_sec * 1_000 if redis.shards > 1 and kind_of(redis.url) == CLUSTER else 0
+
+
+def no_slower_than(redis: RedisSettings, limit_ms: float) -> RedisSettings:
+    """Return settings by which no call waits for longer than a limit; 0 is none."""
+    connect_ms, reply_ms = redis.connect_timeout_ms, redis.reply_timeout_ms
+    limit = round(limit_ms) or max(connect_ms, reply_ms)
+    return replace(redis, connect_timeout_ms=min(connect_ms, limit), reply_timeout_ms=min(reply_ms, limit))
 
 
 def retrying(call: Callable[[], T]) -> T:
@@ -43,7 +58,70 @@ def retrying(call: Callable[[], T]) -> T:
     return retry_until_available(call, lambda ms: threading.Event().wait(ms / 1000), SystemClock(), random.random)
 
 
-def wait_until_kept(store: SchedulingStore, settings: WriterSettings) -> list[str]:
+class Patience:
+    """How long the tasks of a batch wait, in one process and all together, for shards whose servers do not answer.
+
+    A shard that they have given up is ``away``: it is not asked again, so that it costs the others no more time.
+
+    Args:
+        limit_ms: 0 is none; then nothing is given up.
+
+        away: shards that are known to be away.
+    """
+
+    def __init__(self, limit_ms: float = 0, away: Collection[int] = (), clock: Clock | None = None) -> None:
+        self._limit_ms = limit_ms
+        self._waited_ms = 0.0
+        self._clock = clock or SystemClock()
+        self.away = {*away}
+
+    def retrying(self, shard: int, call: Callable[[], T]) -> T:
+        """Make a call to the store of a shard until its server answers, or the patience is at its end.
+
+        Raises:
+            StoreUnavailable: the shard is away.
+        """
+        if shard in self.away:
+            raise StoreUnavailable(f"Shard {shard} is away.")
+        if not self._limit_ms:
+            return retrying(call)
+        began_ms, waits = self._clock.monotonic_ms(), 0
+
+        def left_ms() -> float:
+            return self._limit_ms - self._waited_ms - (self._clock.monotonic_ms() - began_ms)
+
+        def wait(ms: float) -> None:
+            nonlocal waits
+            waits += 1
+            threading.Event().wait(max(0.0, min(ms, left_ms())) / 1_000)
+
+        try:
+            return retry_until_available(call, wait, self._clock, random.random, lambda: left_ms() <= 0)
+        except StoreUnavailable:
+            self.away.add(shard)
+            raise
+        finally:
+            if waits or shard in self.away:  # one that is answered at once takes nothing, however long it works
+                self._waited_ms += self._clock.monotonic_ms() - began_ms
+
+
+_patience: dict[tuple[int, int], Patience] = {}  # of the last writings, by process and number
+PATIENCE_MAX = 8
+
+
+def patience_of(settings: WriterSettings, number: int, away: Collection[int]) -> Patience:
+    """Return the patience that this process has with a writing; ``number`` is unique to it."""
+    key = (os.getpid(), number)
+    if key not in _patience:
+        for old in [*_patience][: 1 - PATIENCE_MAX]:
+            del _patience[old]
+        _patience[key] = Patience(settings.patience_ms, away)
+    return _patience[key]
+
+
+def wait_until_kept(
+    store: SchedulingStore, settings: WriterSettings, retrying: Callable[[Callable[[], Any]], Any] = retrying
+) -> list[str]:
     """Wait until what is stored is where the settings say; returns the history of the server, if that is wanted."""
     if settings.wait_for_disk or settings.wait_for_replicas:
         retrying(partial(store.wait_for_copies, settings.wait_for_disk, settings.wait_for_replicas))

@@ -25,8 +25,9 @@ from pipeline.core.text import count_text
 from pipeline.ingest.blocks import BlockWriter, Packer
 from pipeline.ingest.readers import ALL_OR_FAIL
 from pipeline.ingest.stores import WriterSettings
+from pipeline.ingest.summary import Summary
 from pipeline.ingest.transforms import with_due_ms, with_message_text, with_refusal, with_rest
-from pipeline.ingest.writer import BatchWriter, Summary
+from pipeline.ingest.writer import BatchWriter
 from pipeline.store.campaigns import Campaign, Campaigns
 from pipeline.store.connection import server_ms
 from pipeline.store.keys import keys_of

@@ -28,10 +28,10 @@ class PartQueue:
     """The messages of one part of a landing file, in order of due time, and the place up to which they are stored.
 
     ``changes``, what its other lines cancel and replace, have no place in that order: they come before the first message.
-    ``is_repeated`` says that all of it was stored before, and is read again after a failover.
+    ``is_repeated`` says that it is read again, ``has_waited`` that this is for a shard that was away, and not after a failover.
     """
 
-    def __init__(self, part: ParsedPart, is_repeated: bool = False) -> None:
+    def __init__(self, part: ParsedPart, is_repeated: bool = False, has_waited: bool = False) -> None:
         order = np.lexsort((part.line_nos, part.due_ms))
         self.part_id = part.part_id
         self.line_nos = part.line_nos[order]
@@ -41,6 +41,7 @@ class PartQueue:
         self.changes = part.changes
         self.rejected = len(part.rejected)
         self.is_repeated = is_repeated
+        self.has_waited = has_waited
         self.marker = NO_MARKER
         self.place = 0
         self._bytes_before = np.cumsum(np.append(0, pc.binary_length(self.members)))
@@ -70,6 +71,11 @@ class PartQueue:
     def left(self) -> int:
         """Messages that are not stored yet."""
         return len(self) - self.place
+
+    @property
+    def lines_left(self) -> int:
+        """Lines that may have done nothing yet: messages, and what changes others."""
+        return self.left + (0 if self.is_begun else len(self.changes))
 
     @property
     def is_stored(self) -> bool:
@@ -181,12 +187,16 @@ class Step:
             rejected=sum(queue.rejected for queue, end in self._ends if end == len(queue)),
         )
 
-    def advance(self) -> int:
-        """Record that the transaction is stored; returns how many messages of it are from files that were stored before."""
-        again = sum(end - queue.place for queue, end in self._ends if queue.is_repeated)
+    def advance(self) -> tuple[int, int]:
+        """Record that the transaction is stored.
+
+        Returns:
+            How many messages of it are from files that are read again, and how many of these were stored before.
+        """
+        repeated = [(queue.has_waited, end - queue.place) for queue, end in self._ends if queue.is_repeated]
         for queue, end in self._ends:
             queue.marker, queue.place = queue.marker_at(end), end
-        return again
+        return sum(count for _, count in repeated), sum(count for has_waited, count in repeated if not has_waited)
 
     def _rows(self, has_key: bool) -> MessageRows:
         """Return the messages with an idempotency key, or without, in order of due_ms."""

@@ -38,7 +38,7 @@ from pipeline.core.ids import TOKEN_LENGTH
 from pipeline.core.messages import DEFAULT_TOPIC, FORM_JSON, FORM_PLAIN, REQUEST_FIELDS, Reason
 from pipeline.core.validation import ID_PATTERN, MESSAGE_BYTES_MAX, REQUEST_BYTES_MAX, TOPIC_PATTERN
 from pipeline.ingest.parsing import FileText
-from pipeline.landing.names import REPEATED
+from pipeline.landing.names import REPEATED, WAITED
 
 # What each column may be. A column of another type is an error of the program, not of a row.
 _TYPES: dict[str, tuple[type[T.DataType], ...]] = {
@@ -66,6 +66,7 @@ def file_texts(batches: Iterable[pa.RecordBatch]) -> Iterator[FileText]:
                 arrival_ms=row["file_arrival_ms"],
                 content=row["value"],
                 is_repeated=row["is_repeated"],
+                has_waited=row["has_waited"],
             )
 
 
@@ -86,6 +87,7 @@ def with_landing_columns(files: DataFrame) -> DataFrame:
         F.coalesce(F.try_url_decode(F.translate(quoted, "=+", "%.")), quoted).alias("file_name"),
         F.unix_millis("_metadata.file_modification_time").alias("file_arrival_ms"),
         (whole != quoted).alias("is_repeated"),
+        ((whole != quoted) & F.endswith(whole, F.lit(WAITED))).alias("has_waited"),
     )
 
 
@@ -107,6 +109,7 @@ def with_direct_columns(files: DataFrame) -> DataFrame:
         _url_decoded(F.replace("_metadata.file_name", F.lit("+"), F.lit("%2B"))).alias("file_name"),
         F.unix_millis("_metadata.file_modification_time").alias("file_arrival_ms"),
         F.lit(False).alias("is_repeated"),
+        F.lit(False).alias("has_waited"),
     )
 
 

@@ -15,7 +15,7 @@ from pipeline.kafka.forwarder import BLOCK_MS, Counts, Forwarder
 from pipeline.kafka.properties import client_properties
 from pipeline.kafka.sender import KafkaSender
 from pipeline.store.keys import keys_of
-from pipeline.store.namespace import outbox_id
+from pipeline.store.layout import outbox_id
 from pipeline.store.outbox import Outbox
 
 KEEP_SHARE: Final = 1 / 4  # of a lease, after which it is renewed

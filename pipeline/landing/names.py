@@ -2,6 +2,7 @@
 
     <token>.<first_line>.<kind>.<quoted original name>   a landing file: complete, never changed, read by Spark; its dots are "+"
     <token>.<first_line>.<kind>.<quoted original name>=.<n>   the same, stored before and read again, for the n-th time
+    <token>.<first_line>.<kind>.<quoted original name>=.<n>w   the same, of which a shard that was away lacks something
     .work-<token>.<arrival_ms>.<kind>.<coding>.<quoted original name>   claimed from the input folder, not published yet
     .done-<token>                                        how far the work of that token has got
     .seg-<token>                                         a segment being written
@@ -27,7 +28,8 @@ PART_PREFIX = ".part-"
 ORIGINAL_BYTES_MAX = 150  # of an original name in ours; a file name may have 255 bytes, and the rest takes at most 60
 KINDS = ("json", "csv", "sock")
 
-REPEATED = re.compile(r"=\.([0-9]+)$")  # no quoted name ends so: two hexadecimal digits come after its "="
+WAITED = "w"
+REPEATED = re.compile(rf"=\.([0-9]+){WAITED}?$")  # no quoted name ends so: two hexadecimal digits come after its "="
 
 _KIND_OF_SUFFIX = {".json": "json", ".jsonl": "json", ".csv": "csv"}
 _UNSAFE = re.compile(r"[^\w.-]+")
@@ -133,10 +135,14 @@ def parse_landing_name(name: str) -> LandingName | None:
     return LandingName(token, int(first_line), kind, unquote_name(quoted.replace("+", ".")))
 
 
-def repeated_name(name: str) -> str:
-    """Return the name under which a landing file is read again: Spark reads a name once, and the token stays the same."""
+def repeated_name(name: str, has_waited: bool = False) -> str:
+    """Return the name under which a landing file is read again: Spark reads a name once, and the token stays the same.
+
+    Args:
+        has_waited: for a shard that was away; else it was stored whole before.
+    """
     times = REPEATED.search(name)
-    return f"{REPEATED.sub('', name)}=.{int(times[1]) + 1 if times else 1}"
+    return f"{REPEATED.sub('', name)}=.{int(times[1]) + 1 if times else 1}{WAITED if has_waited else ''}"
 
 
 def parse_work_name(name: str) -> WorkName | None:

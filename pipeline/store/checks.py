@@ -1,5 +1,6 @@
 """What must be true of a server before work starts. Each finding is one sentence that says what it costs or what to do."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 from urllib.parse import urlsplit
@@ -11,7 +12,9 @@ from pipeline.core.clock import Clock
 from pipeline.core.errors import ConfigError, StoreProtocolError, StoreUnavailable
 from pipeline.core.text import redact_url
 from pipeline.store.connection import connect, server_ms, translated_errors
-from pipeline.store.topology import PORT, Address, ClusterClient, cluster_url, kind_of
+from pipeline.store.keys import Keys
+from pipeline.store.shards import first_that_answers
+from pipeline.store.topology import PORT, Address, ClusterClient, client_of, cluster_url, kind_of
 
 VERSION_MIN = (7, 0)  # scripts with flags, ZRANGE BYSCORE; older ones have no fix for CVE-2022-24735
 EXPECTED_POLICY = "noeviction"
@@ -94,6 +97,11 @@ def _check_node(client: Any, settings: RedisSettings, clock: Clock, writes: bool
             f"that starts here ends that much {late_or_early}; synchronise both with NTP."
         )
     return warnings
+
+
+def meaning_of_stored(client: Any, shards: Sequence[Keys], wait_for_disk: bool, *of: str) -> str:
+    """Return ``what_stored_means`` of the server of the first shard that answers; arguments and errors as there."""
+    return first_that_answers(shards, lambda keys: what_stored_means(client_of(client, keys), wait_for_disk, *of))
 
 
 def what_stored_means(

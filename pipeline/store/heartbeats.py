@@ -5,13 +5,11 @@ server's: whether a job counts as running must not depend on the clock of its ma
 """
 
 import json
-import logging
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Final
 
-from pipeline.core.errors import StoreError
 from pipeline.core.lateness import BOUNDS_MS, Lateness, add_up
 from pipeline.store.connection import server_ms, translated_errors
 from pipeline.store.keys import Keys
@@ -21,15 +19,13 @@ LOOP_KEEP_SEC: Final = 3_600  # after the last heartbeat of a drain loop
 IDLE_BEAT_MS: Final = 30_000  # between two heartbeats of a job that has nothing new to report
 FRESH_MS: Final = 3 * IDLE_BEAT_MS  # a job whose last heartbeat is older does not count as running
 INGEST_KEEP_SEC: Final = 7 * 86_400  # after that of an ingest job; it bounds how many sources are kept
-_HAS_ENDED: Final = "has_ended"
-_FAILOVER: Final = "failover"
+FAILOVER: Final = "failover"
 _LATER_FIELDS: Final = {
     b"failover": b"null",
     b"stored_again": b"0",
+    b"waiting": b"null",
 }  # what a release of this version may lack, as if it had it
 READ_MAX: Final = 1_000  # jobs that are read at a time, those with the latest heartbeats
-
-log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,51 +125,7 @@ def write_ingest(client: Any, keys: Keys, progress: IngestProgress) -> None:
         StoreError: no answer, or an error.
     """
     key, index_key = keys.ingest(progress.source_id), keys.ingests()
-    _write(client, key, index_key, progress.source_id, server_ms(client), INGEST_KEEP_SEC, asdict(progress))
-
-
-class IngestHeartbeat:
-    """Says that the ingest job of a source runs; what is known of its batches stays. A task for ``core.background``."""
-
-    def __init__(self, client: Any, keys: Keys, source_id: str) -> None:
-        self._client = client
-        self._keys = keys
-        self._source_id = source_id
-        self._failover: Failover | None = None
-
-    def tell(self, failover: Failover) -> None:
-        """Publish that a failover undid something."""
-        self._failover = failover
-        self.publish()
-
-    def step(self) -> float:
-        """Publish; see ``background.Task``."""
-        self.publish()
-        return IDLE_BEAT_MS
-
-    def publish(self, has_ended: bool = False) -> None:
-        """Publish now, if the server answers; ``has_ended`` says that it is the last time."""
-        key, index_key = self._keys.ingest(self._source_id), self._keys.ingests()
-        values = {_HAS_ENDED: has_ended, _FAILOVER: _record_of(self._failover)}
-        try:
-            at_ms = server_ms(self._client)
-            _write(self._client, key, index_key, self._source_id, at_ms, INGEST_KEEP_SEC, values)
-        except StoreError as exc:
-            log.debug("the heartbeat is published later: %s", exc)  # the writer logs what is wrong
-
-
-def count_running_ingests(client: Any, keys: Keys, now_ms: int) -> int:
-    """Return how many ingest jobs have not ended and have a fresh heartbeat.
-
-    Raises:
-        StoreError: no answer, or an error.
-    """
-    with translated_errors():
-        sources = client.zrange(keys.ingests(), now_ms - FRESH_MS, "+inf", byscore=True, offset=0, num=READ_MAX)
-        pipeline = client.pipeline(transaction=False)
-        for source in sources:
-            pipeline.hget(keys.ingest(source.decode()), _HAS_ENDED)
-        return sum(has_ended == b"false" for has_ended in pipeline.execute())
+    write_record(client, key, index_key, progress.source_id, server_ms(client), INGEST_KEEP_SEC, asdict(progress))
 
 
 def write_loop(client: Any, keys: Keys, progress: LoopProgress) -> None:
@@ -191,12 +143,13 @@ def write_loop(client: Any, keys: Keys, progress: LoopProgress) -> None:
         topic: {"delivered": each.delivered, "lateness": _lateness_values(each.lateness)}
         for topic, each in stats.topics.items()
     }
-    values[_FAILOVER] = _record_of(progress.failover)
+    values[FAILOVER] = record_of(progress.failover)
     values["seen_ms"] = at_ms = server_ms(client)
-    _write(client, keys.drain(progress.loop_id), keys.drains(), progress.loop_id, at_ms, LOOP_KEEP_SEC, values)
+    write_record(client, keys.drain(progress.loop_id), keys.drains(), progress.loop_id, at_ms, LOOP_KEEP_SEC, values)
 
 
-def _record_of(failover: Failover | None) -> dict[str, int | None] | None:
+def record_of(failover: Failover | None) -> dict[str, int | None] | None:
+    """Return a failover as it is written into a heartbeat."""
     return asdict(failover) if failover else None
 
 
@@ -211,17 +164,7 @@ def read_ingests(client: Any, keys: Keys) -> list[IngestProgress]:
         StoreError: no answer, or an error.
     """
     names = [each.name for each in fields(IngestProgress)]
-    return [IngestProgress(**values) for values in _read(client, keys.ingests(), keys.ingest, names)]
-
-
-def read_failovers(client: Any, keys: Keys) -> list[Failover]:
-    """Return the last failover that undid something which each ingest job has noticed.
-
-    Raises:
-        StoreError: no answer, or an error.
-    """
-    found = (values[_FAILOVER] for values in _read(client, keys.ingests(), keys.ingest, [_FAILOVER]))
-    return [Failover(**each) for each in found if each]
+    return [IngestProgress(**values) for values in read_records(client, keys.ingests(), keys.ingest, names)]
 
 
 def read_loops(client: Any, keys: Keys) -> list[LoopProgress]:
@@ -233,7 +176,7 @@ def read_loops(client: Any, keys: Keys) -> list[LoopProgress]:
     own = [each.name for each in fields(LoopProgress) if each.name != "stats"]
     counted = [each.name for each in fields(LoopStats)]
     found = []
-    for values in _read(client, keys.drains(), keys.drain, own + counted):
+    for values in read_records(client, keys.drains(), keys.drain, own + counted):
         topics = {
             name: TopicStats(each["delivered"], Lateness(**each["lateness"])) for name, each in values["topics"].items()
         }
@@ -241,7 +184,7 @@ def read_loops(client: Any, keys: Keys) -> list[LoopProgress]:
         histograms = [values["outbox"], *(each.lateness for each in topics.values())]
         if all(len(each.counts) == len(BOUNDS_MS) + 1 for each in histograms):  # else of another version
             stats = LoopStats(**{name: values[name] for name in counted})
-            values[_FAILOVER] = Failover(**values[_FAILOVER]) if values[_FAILOVER] else None
+            values[FAILOVER] = Failover(**values[FAILOVER]) if values[FAILOVER] else None
             found.append(LoopProgress(**{name: values[name] for name in own}, stats=stats))
     return found
 
@@ -270,7 +213,7 @@ def add_up_topics(each: Iterable[TopicStats]) -> TopicStats:
     return TopicStats(sum(part.delivered for part in parts), add_up(part.lateness for part in parts))
 
 
-def _write(
+def write_record(
     client: Any, key: str, index_key: str, name: str, at_ms: int, keep_sec: int, values: Mapping[str, Any]
 ) -> None:
     """Replace the hash of ``name``, and forget those that were silent for ``keep_sec``; each value is written as JSON.
@@ -288,7 +231,7 @@ def _write(
         pipeline.execute()
 
 
-def _read(client: Any, index_key: str, key_of: Any, names: Sequence[str]) -> list[dict[str, Any]]:
+def read_records(client: Any, index_key: str, key_of: Any, names: Sequence[str]) -> list[dict[str, Any]]:
     """Return the hashes that have all fields; one that is gone has expired, one that lacks a field is of another version."""
     with translated_errors():
         pipeline = client.pipeline(transaction=False)

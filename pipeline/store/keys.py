@@ -154,7 +154,7 @@ class Keys:
         return self._key("counters")
 
     def meta(self) -> str:
-        """HASH: format_version, shards, hash_tags: what every job compares with its own, and outbox_id; in shard 0 only."""
+        """HASH: format_version, shards, hash_tags: what every job compares with its own, and outbox_id; a copy in each shard."""
         return self._key("meta")
 
     def wake(self) -> str:

@@ -2,7 +2,6 @@
 
 import json
 import logging
-import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, fields, replace
 from typing import Any
@@ -14,18 +13,19 @@ from pipeline.core.errors import ConfigError, StoreUnavailable
 from pipeline.core.text import command_text
 from pipeline.store.connection import translated_errors
 from pipeline.store.keys import Keys, keys_of
+from pipeline.store.layout import FORMAT_VERSION, read_layout, tags_of
+from pipeline.store.shards import first_that_answers
 
 log = logging.getLogger(__name__)
 
-FORMAT_VERSION = 1  # of docs/wire-format.md; higher when an older program can't read what a newer one wrote
-_VERSION, _SHARDS, _TAGS, _OUTBOX_ID = "format_version", "shards", "hash_tags", "outbox_id"
 _SETTINGS = tuple(field.name for field in fields(TopicSettings))
 
 
 def open_namespace(client: Any, settings: RedisSettings, may_create: bool) -> bool:
     """Check that this program and the namespace agree; with ``may_create``, make a namespace that is new.
 
-    It writes only into a new namespace, so that a server that is out of memory still lets a job start.
+    The first shard says what the namespace is. Each other has a copy, for jobs that start while the first is away. A namespace that
+    is there is written to only where a copy is missing, and not if that fails: a server without memory still lets a job start.
 
     Returns:
         Whether the namespace exists now.
@@ -33,20 +33,12 @@ def open_namespace(client: Any, settings: RedisSettings, may_create: bool) -> bo
     Raises:
         ConfigError: the namespace has another version of the format, or another number of shards, or with ``may_create``, the user
             may not rename keys.
-        StoreUnavailable: no answer.
+        StoreUnavailable: no answer, or none that says what the namespace is.
     """
-    key, tags = Keys(settings.namespace).meta(), " ".join(keys.tag for keys in keys_of(settings))
-    with translated_errors():
-        *found, found_tags = client.hmget(key, _VERSION, _SHARDS, _TAGS)
-        if None in found and may_create:
-            # One that exists keeps what it has: of two jobs that start at once, the first one decides.
-            pipeline = client.pipeline(transaction=True)
-            for name, value in ((_VERSION, FORMAT_VERSION), (_SHARDS, settings.shards), (_TAGS, tags)):
-                pipeline.hsetnx(key, name, value)
-            pipeline.execute()
-            *found, found_tags = client.hmget(key, _VERSION, _SHARDS, _TAGS)
-        if may_create:
-            _check_rename(client, Keys(settings.namespace))
+    first, *found, found_tags = read_layout(client, settings, may_create)
+    tags = tags_of(settings)
+    if may_create:
+        _check_rename(client, settings)
     if None in found:
         return False
     version, shards = (int(value) for value in found)
@@ -58,7 +50,7 @@ def open_namespace(client: Any, settings: RedisSettings, may_create: bool) -> bo
     if shards != settings.shards:
         raise ConfigError(
             f"The namespace {settings.namespace} has {shards} shards, not {settings.shards}; set redis.shards = {shards}, "
-            f"use another namespace, or, if nothing was ever stored in this one, delete its key {key}."
+            f"use another namespace, or, if nothing was ever stored in this one, delete its key {first.meta()}."
         )
     if shards > 1 and (found_tags or b"").decode() != tags:
         raise ConfigError(
@@ -68,27 +60,19 @@ def open_namespace(client: Any, settings: RedisSettings, may_create: bool) -> bo
     return True
 
 
-def _check_rename(client: Any, keys: Keys) -> None:
+def _check_rename(client: Any, settings: RedisSettings) -> None:
     """See that the user may rename: without, a transaction that finds an idempotency key known could not be held back."""
-    nothing = keys.aside(keys.places())
-    try:
-        client.rename(nothing, nothing)
-    except redis.exceptions.NoPermissionError:
-        raise
-    except redis.exceptions.ResponseError:
-        pass  # there is no such key
 
+    def rename(keys: Keys) -> None:
+        nothing = keys.aside(keys.places())
+        try:
+            client.rename(nothing, nothing)
+        except redis.exceptions.NoPermissionError:
+            raise
+        except redis.exceptions.ResponseError:
+            pass  # there is no such key
 
-def outbox_id(client: Any, settings: RedisSettings) -> str:
-    """Return what tells the outboxes of this namespace from those of all others, on any server: made by who asks first.
-
-    Raises:
-        StoreError: no answer, or an error.
-    """
-    key = Keys(settings.namespace).meta()
-    with translated_errors():
-        client.hsetnx(key, _OUTBOX_ID, secrets.token_hex(8))
-        return str(client.hget(key, _OUTBOX_ID).decode())
+    first_that_answers(keys_of(settings), rename)
 
 
 def adopt_topic_settings(client: Any, settings: Settings, complete: bool = False) -> Settings:
@@ -107,10 +91,11 @@ def adopt_topic_settings(client: Any, settings: Settings, complete: bool = False
     wanted: dict[str, dict[str, Any]] = {topic: dict(values) for topic, values in settings.given.items()}
     if complete:
         wanted[ALL_TOPICS] = asdict(TopicSettings(sink=DrainSettings().sink)) | wanted.get(ALL_TOPICS, {})
-    found = read_topic_settings(client, settings.redis)
+    shard, found = _read_topics(client, settings.redis)
     if any(values.keys() - found.get(topic, {}).keys() for topic, values in wanted.items()):
         found = _change(client, settings.redis, lambda topic, values: wanted.get(topic, {}) | values, [*wanted])
-    _write_to_all(client, settings.redis, found, passes_over=True)
+    if shard == 0:  # what another says may be older
+        _write_to_all(client, settings.redis, found, passes_over=True)
     adopted = _with(settings, found)
     _refuse_others(settings, adopted)
     return adopted
@@ -123,8 +108,7 @@ def current_topic_settings(client: Any, settings: Settings, topic: str) -> Topic
         StoreError: no answer, or an error.
     """
     names = (ALL_TOPICS, topic)
-    with translated_errors():
-        texts = client.hmget(keys_of(settings.redis)[0].topic_settings(), names)
+    texts = first_that_answers(keys_of(settings.redis), lambda keys: client.hmget(keys.topic_settings(), names))
     found = {name: _known(json.loads(text)) for name, text in zip(names, texts, strict=True) if text is not None}
     return _with(settings, found).of_topic(topic)
 
@@ -144,8 +128,18 @@ def read_topic_settings(client: Any, settings: RedisSettings) -> dict[str, dict[
     Raises:
         StoreError: no answer, or an error.
     """
-    with translated_errors():
-        found = client.hgetall(keys_of(settings)[0].topic_settings())
+    return _read_topics(client, settings)[1]
+
+
+def _read_topics(client: Any, settings: RedisSettings) -> tuple[int, dict[str, dict[str, Any]]]:
+    """Return what the first shard that answers says of topics, and which that is; they all say the same, but for a moment."""
+    shard, found = first_that_answers(
+        keys_of(settings), lambda keys: (keys.shard, client.hgetall(keys.topic_settings()))
+    )
+    return shard, _of_topics(found)
+
+
+def _of_topics(found: Mapping[bytes, bytes]) -> dict[str, dict[str, Any]]:
     return {topic.decode(): _known(json.loads(values)) for topic, values in found.items()}
 
 
@@ -187,7 +181,7 @@ def _change(
 
     with translated_errors():
         client.transaction(change, key)
-    return read_topic_settings(client, settings)
+        return _of_topics(client.hgetall(key))
 
 
 def _with(settings: Settings, found: Mapping[str, dict[str, Any]]) -> Settings:

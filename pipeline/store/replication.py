@@ -32,12 +32,15 @@ def may_fail_over(url: str) -> bool:
 def wait_for_copies(connection: Any, keys: Keys, on_disk: bool, replicas: int) -> None:
     """Return when the server has on disk, and ``replicas`` of its replicas have received, what it has taken so far.
 
+    With neither it is enough that it takes something now.
+
     Raises:
         StoreUnavailable: it has not got there in time; ask again.
         StoreProtocolError: it keeps no append-only file, or can't tell what is on disk.
     """
     reply_sec = connection.socket_timeout  # the wait must end well before; and 0 would be for ever
-    wait_ms = min(WAIT_MS, max(1, round(reply_sec * 1000 / 2 / (on_disk + bool(replicas)))) if reply_sec else WAIT_MS)
+    waits = on_disk + bool(replicas) or 1
+    wait_ms = min(WAIT_MS, max(1, round(reply_sec * 1000 / 2 / waits)) if reply_sec else WAIT_MS)
     # These look at the writes of their own connection only, so this one writes: what others wrote before is in front of it.
     commands = [frame_command("HINCRBY", keys.counters(), "stored", 0)]
     if on_disk:
@@ -109,15 +112,17 @@ class FailoverWatch:
 
         keep_ms: how far back it can tell since when writes are undone.
 
-    ``saw_all`` says whether each server answered the last look.
+    ``saw_all`` says whether each server answered the last look. Several threads may look: a server that is slow to answer one
+    holds up no other that does not want it.
     """
 
     def __init__(self, read: Sequence[Callable[[], Position | None]], clock: Clock, keep_ms: float = KEEP_MS) -> None:
         self._read = read
         self._clock = clock
         self._keep_ms = keep_ms
-        self._lock = Lock()
+        self._locks = [Lock() for _ in read]
         self._seen: list[deque[tuple[int, Position]]] = [deque() for _ in read]
+        self._answers = [True for _ in read]  # whether it did the last time
         self.saw_all = False
 
     @classmethod
@@ -128,8 +133,11 @@ class FailoverWatch:
 
     def histories(self) -> list[str]:
         """Return the IDs of the histories seen last; "" of a server that was not seen, or does not say."""
-        with self._lock:
-            return [seen[-1][1].history if seen else "" for seen in self._seen]
+        return [self._history(index) for index in range(len(self._read))]
+
+    def present(self) -> set[str]:
+        """Return those of the servers that answered when they were looked at last."""
+        return {self._history(index) for index, answers in enumerate(self._answers) if answers}
 
     def look(self, patient: Patient | None = None, wanted: Collection[str] = ()) -> Failover | None:
         """Look at all servers; return what has happened since the last look, None if nothing has.
@@ -139,22 +147,33 @@ class FailoverWatch:
         Args:
             patient: makes a call until there is an answer, for the servers whose histories, as seen last, are ``wanted``.
         """
-        with self._lock:
-            found, self.saw_all = [], True
-            for read, seen in zip(self._read, self._seen, strict=True):
+        are_unknown = not {*wanted} <= {*self.histories()}
+        found, saw_all = [], True
+        for index, (read, seen) in enumerate(zip(self._read, self._seen, strict=True)):
+            is_wanted = not wanted or (self._history(index) in wanted if seen else are_unknown)
+            if not is_wanted and not self._answers[index]:
+                saw_all = False
+                continue
+            with self._locks[index]:
                 at_ms = self._clock.wall_ms()
-                is_wanted = not wanted or not seen or seen[-1][1].history in wanted
                 try:
                     position = patient(read) if patient and is_wanted else read()
                 except StoreUnavailable:
-                    self.saw_all = False
+                    self._answers[index] = saw_all = False
                     continue
+                self._answers[index] = True
                 if position is not None:
                     if seen and (failover := self._compare([*seen], position)):
                         found.append(failover)
                         seen.clear()
                     self._remember(seen, at_ms, position)
-            return _merged(found)
+        self.saw_all = saw_all
+        return _merged(found)
+
+    def _history(self, index: int) -> str:
+        for _, position in reversed([*self._seen[index]]):
+            return position.history
+        return ""
 
     def _compare(self, seen: Sequence[tuple[int, Position]], now: Position) -> Failover | None:
         last = seen[-1][1]

@@ -5,15 +5,22 @@ same memory of keys (docs/adr/0010-shards.md). How many shards a namespace has i
 the markers and idempotency keys would be looked for in the wrong places.
 """
 
+import logging
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from pipeline.config import DrainSettings, RedisSettings
-from pipeline.store.keys import keys_of
+from pipeline.core.errors import StoreUnavailable
+from pipeline.store.connection import translated_errors
+from pipeline.store.keys import Keys, keys_of
 from pipeline.store.redis_store import RedisStore
 from pipeline.store.scripts import Scripts
 from pipeline.store.topology import client_of
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 
 def shard_of(name: str, shards: int) -> int:
@@ -34,6 +41,11 @@ class ShardedMarkers:
             own = [part_id for part_id in part_ids if shard_of(part_id, len(self._shards)) == number]
             found.update(zip(own, shard.markers(source_id, own), strict=True))
         return [found[part_id] for part_id in part_ids]
+
+    def marked_everywhere(self, source_id: str, part_ids: Sequence[str]) -> list[str]:
+        """Return those of the parts of which each shard has a marker."""
+        found = [shard.markers(source_id, part_ids) for shard in self._shards]
+        return [part_id for part_id, *markers in zip(part_ids, *found, strict=True) if all(markers)]
 
     def marked_parts(self, source_id: str) -> Iterator[tuple[str, int]]:
         """Walk the markers of a source; one that several shards have comes several times, from each with its own time."""
@@ -57,3 +69,20 @@ def open_shards(
     return [
         RedisStore(client_of(client, keys), keys, drain, scripts, now_ms, settings.shards) for keys in keys_of(settings)
     ]
+
+
+def first_that_answers(shards: Sequence[Keys], call: Callable[[Keys], T]) -> T:
+    """Ask the first shard, or another one if that is away.
+
+    Raises:
+        StoreError: no shard answers, or an error.
+    """
+    *firsts, last = shards
+    for keys in firsts:
+        try:
+            with translated_errors():
+                return call(keys)
+        except StoreUnavailable as exc:
+            log.debug("shard %d is away: %s", keys.shard, exc)
+    with translated_errors():
+        return call(last)

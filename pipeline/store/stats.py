@@ -9,7 +9,9 @@ from pipeline.core.errors import StoreUnavailable
 from pipeline.store.connection import server_ms, translated_errors
 from pipeline.store.entries import entry_id_of
 from pipeline.store.heartbeats import read_ingests
+from pipeline.store.ingest_heartbeat import Waiting, read_waiting
 from pipeline.store.keys import Keys
+from pipeline.store.shards import first_that_answers
 from pipeline.store.topology import client_of
 
 # What a forecast looks at in each shard.
@@ -54,7 +56,8 @@ class Forecast:
 
     ``buckets`` has the number of scheduled messages of each ten minutes by their start, of the oldest ``BUCKETS_MAX`` of each
     shard; ``held`` is of the first ``PAUSED_MAX`` topics that are paused. ``lags`` has what the last batch of each ingest job left
-    of Kafka, in offsets, by what it reads.
+    of Kafka, in offsets, by what it reads; ``waiting`` which of its files wait for shards that are away. What the shards hold that
+    are ``away`` is not counted.
     """
 
     now_ms: int
@@ -65,6 +68,8 @@ class Forecast:
     outbox: int = 0
     outbox_ms: int = 0
     lags: Mapping[str, int] = field(default_factory=dict)
+    waiting: Sequence[Waiting] = ()
+    away: Sequence[int] = ()  # shards that do not answer
 
 
 def read_stats(client: Any, shards: Sequence[Keys], now_ms: int | None = None) -> Stats:
@@ -129,19 +134,27 @@ def read_forecast(client: Any, shards: Sequence[Keys]) -> Forecast:
     """Count what is scheduled, with a bounded number of commands. Not atomic either.
 
     Raises:
-        StoreError: no answer, or an error.
+        StoreError: no shard answers, or an error.
     """
-    now_ms = server_ms(client)
-    looks, outboxes, buckets, held = [], [], Counter[int](), 0
-    with translated_errors():
-        for keys in shards:
-            look = _look(client, keys, BUCKETS_MAX, CLAIMS_MAX)
-            looks.append(look)
-            outboxes.append(_look_into_outbox(client, keys))
-            buckets.update(look.buckets)
-            paused = [topic.decode("utf-8", "replace") for topic in client.hkeys(keys.pauses())[:PAUSED_MAX]]
-            held += sum(ask_each(client, ("ZCARD",), [keys.held(topic) for topic in paused]))
-    lags = {each.reads: each.last_lag for each in read_ingests(client, shards[0]) if each.last_lag is not None}
+    now_ms = first_that_answers(shards, lambda keys: server_ms(client_of(client, keys)))
+    looks, outboxes, buckets, held, away = [], [], Counter[int](), 0, []
+    for keys in shards:
+        try:
+            with translated_errors():
+                look, outbox = _look(client, keys, BUCKETS_MAX, CLAIMS_MAX), _look_into_outbox(client, keys)
+                paused = [topic.decode("utf-8", "replace") for topic in client.hkeys(keys.pauses())[:PAUSED_MAX]]
+                held_here = sum(ask_each(client, ("ZCARD",), [keys.held(topic) for topic in paused]))
+        except StoreUnavailable:
+            away.append(keys.shard)
+            if len(away) == len(shards):
+                raise
+            continue
+        looks.append(look)
+        outboxes.append(outbox)
+        buckets.update(look.buckets)
+        held += held_here
+    is_told = shards[0].shard not in away  # jobs tell of themselves there
+    lags = {each.reads: each.last_lag for each in read_ingests(client, shards[0])} if is_told else {}
     return Forecast(
         now_ms=now_ms,
         buckets=buckets,
@@ -150,7 +163,9 @@ def read_forecast(client: Any, shards: Sequence[Keys]) -> Forecast:
         overdue_ms=_overdue_ms(looks, now_ms),
         outbox=sum(length for length, _ in outboxes),
         outbox_ms=_outbox_ms(outboxes, now_ms),
-        lags=lags,
+        lags={reads: lag for reads, lag in lags.items() if lag is not None},
+        waiting=read_waiting(client, shards[0]) if is_told else (),
+        away=away,
     )
 
 

@@ -8,7 +8,7 @@ from starlette.responses import Response
 from pipeline.core.buckets import BUCKET_WIDTH_MS, bucket_start_ms
 from pipeline.core.errors import ConfigError, StoreError
 from pipeline.status import read_status
-from pipeline.store.checks import what_stored_means
+from pipeline.store.checks import meaning_of_stored
 from pipeline.store.stats import read_forecast
 from pipeline.web.api import Api
 from pipeline.web.call import Call, answer, text_answer
@@ -30,9 +30,9 @@ async def live(api: Api, call: Call) -> Response:
 
 async def ready(api: Api, call: Call) -> Response:
     """Say whether Redis answers, and what counts as stored."""
-    disk = api.settings.api.wait_for_disk
+    how = (api.settings.api.wait_for_disk, "message", "api.wait_for_disk")
     try:
-        meaning = await api.ask(lambda: what_stored_means(api.client, disk, "message", "api.wait_for_disk"))
+        meaning = await api.ask(lambda: meaning_of_stored(api.client, api.shards, *how))
     except (StoreError, ConfigError, TimeoutError) as exc:
         log.warning("not ready: %s", exc)
         raise Problem("store_away", "Redis does not answer, or is not fit: the log of the server says more.") from exc
@@ -50,6 +50,8 @@ async def load(api: Api, call: Call) -> Response:
     """Return how many messages are scheduled for each ten minutes."""
     hours = call.parameters("hours").number("hours", HOURS, 1, HOURS_MAX)
     found = await api.ask(lambda: read_forecast(api.client, api.shards))
+    if found.away:
+        raise Problem("store_away", f"Shards do not answer: {', '.join(map(str, found.away))}.")
     present_ms = bucket_start_ms(found.now_ms)
     ends_ms = present_ms + hours * 3_600_000
     past = sum(messages for start_ms, messages in found.buckets.items() if start_ms < present_ms)

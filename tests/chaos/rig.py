@@ -21,7 +21,8 @@ from pipeline.core.errors import StoreProtocolError
 from pipeline.core.messages import Message
 from pipeline.ingest.schemas import FILE_ROW
 from pipeline.ingest.stores import WriterSettings
-from pipeline.ingest.writer import BatchWriter, Summary
+from pipeline.ingest.summary import Summary
+from pipeline.ingest.writer import BatchWriter
 from pipeline.store.connection import connect
 from pipeline.store.keys import keys_of
 from pipeline.store.shards import open_shards
@@ -226,5 +227,6 @@ def row_of(number: int) -> pa.RecordBatch:
         "file_name": "a.jsonl",
         "file_arrival_ms": 1_700_000_000_123,
         "is_repeated": False,
+        "has_waited": False,
     }
     return pa.RecordBatch.from_pylist([row], schema=to_arrow_schema(FILE_ROW))

@@ -14,8 +14,9 @@ import pytest
 
 from pipeline.core.errors import StoreProtocolError
 from pipeline.ingest import writer
+from pipeline.ingest.shard_writer import ShardWriter
 from pipeline.ingest.transactions import PartQueue, Step
-from pipeline.ingest.writer import BatchWriter, ShardWriter
+from pipeline.ingest.writer import BatchWriter
 from pipeline.store import schedule, scripts
 from pipeline.store.redis_store import RedisStore
 from tests.chaos import faults
@@ -34,7 +35,7 @@ WATCHING, STORING = (schedule, "_watch"), (schedule, "_store")
 CONNECTION = (RedisStore, "_connection")
 MARKER_AT = (PartQueue, "marker_at")
 RESUME = (PartQueue, "place_behind")
-FINISH = (ShardWriter, "finish")
+LOOK_AGAIN = (ShardWriter, "_look_again")
 STORE = (ShardWriter, "store")
 WRITER_RESUME = (ShardWriter, "_resume")
 
@@ -178,7 +179,7 @@ MUTANTS = (
     Mutant(
         "an error counts as stored",
         (faults.commands_lost, faults.server_full),
-        {STORE: (("done = retrying(partial(self._store_step, step, queues))", TAKEN_FOR_STORED),)},
+        {STORE: (("done = self._retrying(partial(self._store_step, step, queues))", TAKEN_FOR_STORED),)},
     ),
     Mutant(
         "a connection is used again after an error",
@@ -198,7 +199,7 @@ MUTANTS = (
     Mutant(
         "the markers are not read again at the end",
         (faults.server_lost_its_last_writes,),
-        {FINISH: (("sum(marker != ALL_STORED for marker in markers)", "0"),)},
+        {LOOK_AGAIN: (("sum(marker != ALL_STORED for marker in markers)", "0"),)},
     ),
     Mutant(
         "a batch that the server lost is not stored again",

@@ -12,6 +12,7 @@ from pipeline.core.errors import ConfigError, StoreUnavailable
 from pipeline.drain.metrics import BUCKETS_AHEAD, READ_MS, SWITCH_SEC, LoopCollector, serve_metrics
 from pipeline.drain.stats import Totals
 from pipeline.store.heartbeats import LOOP_COUNTERS
+from pipeline.store.ingest_heartbeat import Waiting
 from pipeline.store.stats import Forecast
 from tests.clock import ManualClock
 from tests.drain.test_loop import EDGE_MS, START_MS
@@ -34,6 +35,8 @@ class Scraped:
             outbox=3,
             outbox_ms=2_500,
             lags={"requests of Kafka": 7},
+            waiting=[Waiting(3, [1], EDGE_MS), Waiting(2, [1, 4], EDGE_MS + 1_000)],
+            away=[1, 4],
         )
         self.reads = 0
         self.is_down = False
@@ -86,6 +89,9 @@ def test_the_ways_from_and_to_kafka_are_served(scraped: Scraped) -> None:
     assert scraped.value("duetime_outbox_seconds_sum") == 0.009
     assert scraped.value("duetime_kafka_stuck_partitions") == 2
     assert scraped.value("duetime_ingest_lag_records", reads="requests of Kafka") == 7
+    assert scraped.value("duetime_shards_away") == 2
+    assert scraped.value("duetime_ingest_waiting_files") == 5
+    assert scraped.value("duetime_ingest_waiting_age_seconds") == 5
     assert (scraped.value("duetime_outbox_messages"), scraped.value("duetime_outbox_age_seconds")) == (3, 2.5)
 
 

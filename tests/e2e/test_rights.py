@@ -22,7 +22,8 @@ from pipeline.runtime.process import wait_until
 from pipeline.runtime.submit import spark_environ
 from pipeline.store.connection import connect
 from pipeline.store.keys import Keys
-from pipeline.store.namespace import adopt_topic_settings, open_namespace, outbox_id
+from pipeline.store.layout import outbox_id
+from pipeline.store.namespace import adopt_topic_settings, open_namespace
 from pipeline.store.outbox import Outbox
 from pipeline.store.redis_store import RedisStore
 from pipeline.store.scripts import NAMES, read_script

@@ -17,9 +17,11 @@ from pipeline.config import RedisSettings
 from pipeline.core.errors import StoreUnavailable
 from pipeline.core.messages import Change, Message
 from pipeline.ingest import parsing
+from pipeline.ingest.shard_writer import ShardWriter
 from pipeline.ingest.stores import WriterSettings, open_changing_stores, open_stores
+from pipeline.ingest.summary import Summary
 from pipeline.ingest.transactions import PartQueue
-from pipeline.ingest.writer import PartitionWriter, ShardWriter, Summary
+from pipeline.ingest.writer import PartitionWriter
 from pipeline.store.base import Changed, Scheduled, Transaction
 from pipeline.store.connection import connect
 from pipeline.store.keys import keys_of
@@ -68,6 +70,7 @@ def write(writing: WriterSettings, files: dict[int, Sequence[str]]) -> Summary:
             "file_name": f"{number}.jsonl",
             "file_arrival_ms": ARRIVAL_MS,
             "is_repeated": False,
+            "has_waited": False,
             "value": "".join(f"{each}\n" for each in lines).encode(),
         }
         for number, lines in files.items()

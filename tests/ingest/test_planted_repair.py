@@ -29,6 +29,10 @@ def of_servers(test: Callable[..., None]) -> Check:
     return lambda folder, caplog: test(repair.World(folder))
 
 
+def of_several(test: Callable[[repair.Servers], None]) -> Check:
+    return lambda folder, caplog: test(repair.Servers(folder))
+
+
 def told(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     repair.test_a_failover_that_undid_something_is_told_and_repaired_once(repair.World(folder), caplog)
 
@@ -45,8 +49,8 @@ COMPARE, READ_AGAIN = (FailoverWatch, "_compare"), (LandingFiles, "read_again")
 FAULTS: dict[str, tuple[Any, str, str, Check]] = {
     "files are read again under the name that Spark has read": (
         (landed, "repeated_name"),
-        '=.{int(times[1]) + 1 if times else 1}"',
-        '"',
+        "=.{int(times[1]) + 1 if times else 1}",
+        "",
         ARCHIVED,
     ),
     "files are archived no longer than nothing": (
@@ -75,13 +79,13 @@ FAULTS: dict[str, tuple[Any, str, str, Check]] = {
     ),
     "a batch counts whatever server has stored it": (
         (Repair, "is_there"),
-        "if {*batch.histories} <= {*self._watch.histories()}:",
+        "if {*batch.histories} <= self._watch.present():",
         "if True:",
         IS_THERE,
     ),
     "nobody looks before a batch counts": (
         (Repair, "is_there"),
-        "self._watch.look(retrying, batch.histories)",
+        "self._watch.look(lambda read: patience.retrying(next(servers), read), batch.histories)",
         "None",
         IS_THERE,
     ),
@@ -98,10 +102,34 @@ FAULTS: dict[str, tuple[Any, str, str, Check]] = {
         of_servers(repair.test_nothing_is_forgotten_while_a_server_is_away),
     ),
     "a start believes that nothing has happened": (
-        (Repair, "start"),
-        "self._watch.histories() != self._remembered(self._path)",
+        (Repair, "_compare_with_last_run"),
+        "not is_unseen and a != b",
         "False",
         of_servers(repair.test_a_start_notices_what_happened_meanwhile),
+    ),
+    "a server that went away counts as there": (
+        (Repair, "is_there"),
+        "self._watch.present()",
+        "{*self._watch.histories()}",
+        of_several(repair.test_a_batch_does_not_count_when_a_server_went_away_that_stored_it),
+    ),
+    "a server that was away at the start is never looked into": (
+        (Repair, "_compare_with_last_run"),
+        "self._is_unsure = any(unseen)",
+        "pass",
+        of_several(repair.test_a_start_waits_for_no_server_and_notices_later_what_happened_to_one_that_was_away),
+    ),
+    "what is known of a server that is away is forgotten": (
+        (Repair, "_handle"),
+        "[a or b for a, b in zip(now, before, strict=True)]",
+        "now",
+        of_several(repair.test_what_is_known_of_a_server_that_is_away_stays_when_another_one_has_changed),
+    ),
+    "a batch asks servers that are away": (
+        (FailoverWatch, "look"),
+        "if not is_wanted and not self._answers[index]:",
+        "if False:",
+        of_several(repair.test_a_batch_does_not_wait_for_a_server_that_it_did_not_need),
     ),
     "markers are not asked of a server that does not tell": (
         (Repair, "_look_at_markers"),

@@ -18,7 +18,8 @@ from pipeline.ingest.landed import LandingFiles
 from pipeline.ingest.progress import BatchReporter, batch_line
 from pipeline.ingest.readers import read_landing
 from pipeline.ingest.stores import WriterSettings
-from pipeline.ingest.writer import BatchWriter, Summary
+from pipeline.ingest.summary import Summary
+from pipeline.ingest.writer import BatchWriter
 from pipeline.store import heartbeats
 from pipeline.store.connection import connect
 from pipeline.store.heartbeats import INGEST_KEEP_SEC, IngestProgress, read_ingests, write_ingest

@@ -8,7 +8,7 @@ import pytest
 
 from pipeline.core.errors import StoreUnavailable
 from pipeline.ingest.repair import Repair
-from pipeline.ingest.writer import Summary
+from pipeline.ingest.summary import Summary
 from pipeline.store.replication import Failover, FailoverWatch, Position
 from tests.clock import ManualClock
 
@@ -137,3 +137,78 @@ def test_servers_that_do_not_tell_are_known_by_markers(world: World) -> None:
     assert world.step() == ["forget"]
     world.files.are_stored = False
     assert world.step() == [0, "forget"]
+
+
+class Servers:
+    """Two servers of a cluster, of which one may be away, and a job with little patience."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / "archive" / "histories.json"
+        self.clock = ManualClock(NOW_MS)
+        self.positions = [Position("a", 1_000, "0", -2), Position("x", 1_000, "0", -2)]
+        self.away: set[int] = set()
+        self.asked = [0, 0]
+        self.start()
+
+    def start(self) -> None:
+        self.files = Files()
+        watch = FailoverWatch([lambda: self.read(0), lambda: self.read(1)], self.clock)
+        self.repair = Repair(watch, self.files, self.path, lambda failover: None, self.clock, patience_ms=1)
+        self.repair.start()
+
+    def read(self, number: int) -> Position:
+        self.asked[number] += 1
+        if number in self.away:
+            raise StoreUnavailable("Redis does not answer.")
+        return self.positions[number]
+
+
+@pytest.fixture
+def servers(tmp_path: Path) -> Servers:
+    return Servers(tmp_path)
+
+
+def test_a_batch_does_not_wait_for_a_server_that_it_did_not_need(servers: Servers) -> None:
+    servers.away = {1}
+    servers.repair.step()
+    servers.asked = [0, 0]
+    assert servers.repair.is_there(Summary(histories=["a"]))
+    assert servers.asked == [1, 0], "one that is known to be away is not even asked"
+
+
+def test_a_batch_does_not_count_when_a_server_went_away_that_stored_it(servers: Servers) -> None:
+    """What it has of the batch is not known: after a failover that may be less than what it has acknowledged."""
+    servers.away = {1}
+    assert not servers.repair.is_there(Summary(histories=["a", "x"]))
+    assert servers.repair.is_there(Summary(histories=["a"])), "written again, without the shard that is away"
+    servers.away = set()
+    assert servers.repair.is_there(Summary(histories=["a", "x"]))
+
+
+def test_a_start_waits_for_no_server_and_notices_later_what_happened_to_one_that_was_away(servers: Servers) -> None:
+    servers.away = {1}
+    servers.start()
+    assert servers.files.asked == [], "the other one is the same"
+    servers.repair.step()
+    assert json.loads(servers.path.read_text()) == ["a", "x"]
+    servers.away, servers.positions[1] = set(), Position("y", 900, "z", 100)
+    servers.repair.step()
+    assert servers.files.asked == [0, "forget"] and json.loads(servers.path.read_text()) == ["a", "y"]
+    servers.repair.step()
+    assert servers.files.asked == [0, "forget", "forget"]
+
+
+def test_what_is_known_of_a_server_that_is_away_stays_when_another_one_has_changed(servers: Servers) -> None:
+    servers.away, servers.positions[0] = {1}, Position("b", 900, "z", 100)
+    servers.start()
+    assert servers.files.asked == [0] and json.loads(servers.path.read_text()) == ["b", "x"]
+    servers.away = set()
+    servers.repair.step()
+    assert servers.files.asked == [0, "forget"], "the server that was away is the same"
+
+
+def test_a_batch_that_a_server_stored_which_was_never_seen_counts_when_that_is_there(servers: Servers) -> None:
+    servers.away = {1}
+    servers.start()
+    servers.away = set()
+    assert servers.repair.is_there(Summary(histories=["a", "x"]))

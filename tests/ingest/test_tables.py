@@ -19,8 +19,8 @@ from pipeline.core.errors import ConfigError, PipelineError
 from pipeline.core.messages import Message
 from pipeline.ingest import tables
 from pipeline.ingest.blocks import task_number
+from pipeline.ingest.summary import Summary
 from pipeline.ingest.tables import ScheduledTable, schedule_table
-from pipeline.ingest.writer import Summary
 from pipeline.spark import schedule
 from pipeline.store.connection import connect, server_ms
 from pipeline.store.keys import keys_of

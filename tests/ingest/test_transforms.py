@@ -35,12 +35,16 @@ def test_a_landing_name_tells_token_line_kind_and_name(spark: SparkSession) -> N
         f"{TOKEN}.1.json.=ZZ=",
         f"{TOKEN}.x.json.a",
         f"{TOKEN}.2.csv.a+csv=.12",
+        f"{TOKEN}.2.csv.a+csv=.3w",
+        f"{TOKEN}.2.csv.aw",
     )
     wanted = [
-        (bytearray(b"x"), TOKEN, 7, "csv", "a b.é.csv", ARRIVAL_MS, False),
-        (bytearray(b"x"), TOKEN, 1, "json", "=ZZ=", ARRIVAL_MS, False),
-        (bytearray(b"x"), TOKEN, 1, "json", "a", ARRIVAL_MS, False),
-        (bytearray(b"x"), TOKEN, 2, "csv", "a.csv", ARRIVAL_MS, True),
+        (bytearray(b"x"), TOKEN, 7, "csv", "a b.é.csv", ARRIVAL_MS, False, False),
+        (bytearray(b"x"), TOKEN, 1, "json", "=ZZ=", ARRIVAL_MS, False, False),
+        (bytearray(b"x"), TOKEN, 1, "json", "a", ARRIVAL_MS, False, False),
+        (bytearray(b"x"), TOKEN, 2, "csv", "a.csv", ARRIVAL_MS, True, False),
+        (bytearray(b"x"), TOKEN, 2, "csv", "a.csv", ARRIVAL_MS, True, True),
+        (bytearray(b"x"), TOKEN, 2, "csv", "aw", ARRIVAL_MS, False, False),
     ]
     found = files.transform(transforms.with_landing_columns)
     assert_df_equality(found, spark.createDataFrame(wanted, FILE_ROW), ignore_nullable=True)

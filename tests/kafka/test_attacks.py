@@ -19,8 +19,8 @@ from pipeline.ingest.kafka_reader import Range, RangeReader, ReadSettings, Recor
 from pipeline.ingest.kafka_writer import RangeStorer
 from pipeline.ingest.rejects import RejectsWriter
 from pipeline.ingest.stores import open_changing_stores, open_stores
+from pipeline.ingest.summary import Summary
 from pipeline.ingest.transactions import PartQueue
-from pipeline.ingest.writer import Summary
 from pipeline.kafka.cluster import Cluster, Partition
 from pipeline.kafka.properties import client_properties
 from pipeline.store.keys import keys_of

@@ -12,6 +12,7 @@ from pipeline.core.errors import PipelineError, SourceError
 from pipeline.ingest.kafka_reader import RangeReader
 from pipeline.ingest.kafka_windows import WindowQueue
 from pipeline.ingest.kafka_writer import RangeStorer
+from pipeline.store.shards import shard_of
 from tests.chaos.test_planted import Mutant, plant
 from tests.kafka import test_attacks as attacks
 from tests.kafka import test_ingest as ingest
@@ -24,6 +25,7 @@ pytestmark = [pytest.mark.planted, pytest.mark.xdist_group("kafka")]
 
 STORE, READ, TRY = (RangeStorer, "_store"), (RangeStorer, "_read"), (RangeReader, "_try")
 RESUME, MARKER_AT, END_OF = ((WindowQueue, name) for name in ("resume", "marker_at", "end_of"))
+OTHER = 1 - shard_of(windows.PARTITION.part_id, 2)  # than the one that counts the rejects
 PART = windows.test_a_range_that_ends_within_an_open_window_leaves_what_is_known_of_it
 ANEW = ingest.test_what_was_planned_of_a_topic_is_not_read_of_another_under_its_name
 
@@ -121,8 +123,43 @@ FAULTS: dict[str, Fault] = {
     "a shard without messages has no beginning": (
         (RangeStorer, "store"),
         attacks.test_a_shard_that_has_nothing_yet_knows_where_it_began,
-        "if marker == NO_MARKER:",
+        "if self._markers[shard] == NO_MARKER:",
         "if False:",
+    ),
+}
+
+
+# The same, of a shard that is away.
+FAULTS |= {
+    "a shard that is away holds up the others": (
+        (RangeStorer, "_or_without"),
+        partial(windows.test_a_shard_that_was_away_gets_all_of_it_later_and_the_other_one_at_once, away=0),
+        "self._away.add(shard)",
+        "raise",
+    ),
+    "a partition that is not begun waits for nobody": (
+        (RangeStorer, "_ask"),
+        windows.test_a_partition_that_is_not_begun_in_a_shard_waits_for_it,
+        "if self._is_begun else retrying(call)",
+        "",
+    ),
+    "rejects are written for each shard that catches up": (
+        STORE,
+        partial(windows.test_a_shard_that_was_away_gets_all_of_it_later_and_the_other_one_at_once, away=OTHER),
+        " and self._marker_of(own).next < behind:",
+        ":",
+    ),
+    "rejects are written without the shard that counts them": (
+        STORE,
+        partial(windows.test_a_shard_that_was_away_gets_all_of_it_later_and_the_other_one_at_once, away=1 - OTHER),
+        " and own not in self._away",
+        "",
+    ),
+    "who lacks a shard says nothing of it": (
+        (RangeStorer, "store"),
+        partial(windows.test_a_shard_that_was_away_gets_all_of_it_later_and_the_other_one_at_once, away=0),
+        "for shard in sorted(self._away)",
+        "for shard in ()",
     ),
 }
 
@@ -140,7 +177,7 @@ def test_without_a_fault_it_passes(intake: Intake) -> None:
 def test_a_planted_fault_is_noticed(name: str, intake: Intake, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     target, check, old, new = FAULTS[name]
     plant(Mutant(name, (), {target: ((old, new),)}), monkeypatch)
-    with pytest.raises((AssertionError, PipelineError, pytest.fail.Exception)):
+    with pytest.raises((AssertionError, PipelineError, TypeError, windows.Died, pytest.fail.Exception)):
         run(check, intake, monkeypatch, tmp_path)
 
 

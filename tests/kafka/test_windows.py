@@ -1,8 +1,11 @@
 """Windows of a partition without broker and server: whoever dies or comes between, each record is stored once, in each shard."""
 
+import json
+import shutil
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -12,15 +15,16 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pipeline.config import RedisSettings
+from pipeline.core.errors import StoreUnavailable
 from pipeline.core.messages import Change
 from pipeline.core.records import Records
-from pipeline.ingest import writer
+from pipeline.ingest import kafka_writer, writer
 from pipeline.ingest.kafka_reader import Range
 from pipeline.ingest.kafka_windows import PartitionMarker
 from pipeline.ingest.kafka_writer import RangeStorer
 from pipeline.ingest.rejects import RejectsWriter
-from pipeline.ingest.stores import WriterSettings
-from pipeline.ingest.writer import Summary
+from pipeline.ingest.stores import Patience, WriterSettings
+from pipeline.ingest.summary import Summary
 from pipeline.kafka.cluster import Partition
 from pipeline.store.base import Changed, Scheduled, Transaction
 from pipeline.store.shards import shard_of
@@ -46,15 +50,26 @@ class Shard:
 
 
 class Store:
-    """The shard as one writer sees it: before and after each transaction, something may happen to that writer."""
+    """The shard as one writer sees it: before and after each transaction, something may happen to that writer.
 
-    def __init__(self, shard: Shard, happens: Callable[[], object]) -> None:
+    From its call ``away_at`` on it does not answer, whatever it does with that call itself.
+    """
+
+    def __init__(self, shard: Shard, happens: Callable[[], object], away_at: float = inf) -> None:
         self._shard, self._happens = shard, happens
+        self._left = away_at
+
+    def _ask(self) -> None:
+        self._left -= 1
+        if self._left < 0:
+            raise StoreUnavailable("no answer")
 
     def markers(self, source_id: str, part_ids: Sequence[str]) -> list[str]:
+        self._ask()
         return [self._shard.marker for _ in part_ids]
 
     def schedule(self, source_id: str, transaction: Transaction) -> Scheduled | None:
+        self._ask()
         self._happens()
         shard = self._shard
         [move] = transaction.moves
@@ -73,9 +88,11 @@ class Store:
         shard.marker = move.after
         shard.sizes.append(len(transaction.rows) + len(transaction.identified))
         self._happens()
+        self._ask()
         return Scheduled(len(rows) + len(new), tuple(range(len(transaction.identified) - len(new))))
 
     def apply(self, changes: Sequence[Change]) -> Changed:
+        self._ask()
         self._happens()
         self._shard.changes.extend(changes)
         return Changed(len(changes))
@@ -114,6 +131,8 @@ class Writer:
     happens_at: int
     other: "Writer | None" = None
     dies: bool = False
+    away: int = -1  # a shard that does not answer from this writer's call ``away_at`` on
+    away_at: int = 0
 
     def run(self, records: Records, shards: Sequence[Shard], rejects: Path) -> Summary:
         left = self.happens_at
@@ -128,12 +147,17 @@ class Writer:
                 if self.dies:
                     raise Died
 
-        stores: Any = [(store := Store(shard, happen), store) for shard in shards]
+        stores: Any = [
+            (store := Store(shard, happen, self.away_at if number == self.away else inf), store)
+            for number, shard in enumerate(shards)
+        ]
         log: Any = Log(records, self.begin, self.end, self.portion)
         made = WriterSettings(RedisSettings(), "kafka-x", str(rejects), self.transaction_messages)
         with RejectsWriter(rejects) as place:
-            done = RangeStorer(stores, made, log, place).store()
-        assert done.lost == 0 and all(PartitionMarker.of(shard.marker).next >= self.end for shard in shards)
+            done = RangeStorer(stores, made, log, place, Patience(1), all(shard.marker for shard in shards)).store()
+        assert done.away <= {self.away}
+        there = [shard for number, shard in enumerate(shards) if number not in done.away]
+        assert done.lost == 0 and all(PartitionMarker.of(shard.marker).next >= self.end for shard in there)
         return done
 
     def try_run(self, records: Records, shards: Sequence[Shard], rejects: Path) -> None:
@@ -157,6 +181,8 @@ def writers(draw: st.DrawFn, depth: int = 2) -> Writer:
         draw(st.integers(1, 12)),
         draw(writers(depth - 1)) if depth and draw(st.booleans()) else None,
         draw(st.booleans()),
+        draw(st.integers(-1, 1)),
+        draw(st.integers(0, 12)),
     )
 
 
@@ -179,9 +205,14 @@ def logs(draw: st.DrawFn) -> Records:
 
 @settings(max_examples=scaled(200), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(logs(), st.lists(writers(), max_size=5), st.sampled_from([1, 1, 2]))
-def test_each_record_is_stored_once_whoever_dies_and_comes_between(
+def test_each_record_is_stored_once_whoever_dies_comes_between_or_finds_a_shard_away(
     tmp_path: Path, records: Records, came: list[Writer], count: int
 ) -> None:
+    shutil.rmtree(tmp_path / "rejects", ignore_errors=True)
+    run_all(tmp_path / "rejects", records, came, count)
+
+
+def run_all(tmp_path: Path, records: Records, came: list[Writer], count: int) -> None:
     shards = [Shard() for _ in range(count)]
     Writer(0, 0, 1, 1, 0).run(records, shards, tmp_path)  # where the partition begins is known
     for each in came:
@@ -190,6 +221,46 @@ def test_each_record_is_stored_once_whoever_dies_and_comes_between(
     check(records, shards)
     again = Writer(0, LENGTH, 3, 4, 0).run(records, shards, tmp_path)
     assert (again.stored, again.rejected, again.lines) == (0, 0, LENGTH)
+    texts = [path.read_text().splitlines() for path in tmp_path.glob("*.jsonl")]
+    rejected = {json.loads(text)["offset"] for lines in texts for text in lines}
+    assert rejected == {records.offsets[n] for n, value in enumerate(records.values) if value == b"bad"}
+
+
+@pytest.mark.parametrize("away", [0, 1])
+def test_a_shard_that_was_away_gets_all_of_it_later_and_the_other_one_at_once(tmp_path: Path, away: int) -> None:
+    shards, records = [Shard("0"), Shard("0")], Records()
+    for offset in range(10):
+        records.extend(Records([offset], [SENT_MS], [line(f"{offset}", id=f"i{offset}")], [None], [()]))
+    records.extend(Records([10], [SENT_MS], [b"bad"], [None], [()]))
+    done = Writer(0, 11, 2, 100, 0, away=away).run(records, shards, tmp_path)
+    assert done.lacking == [f"{PARTITION.part_id} {away}"] and shards[away].marker == "0"
+    assert shards[1 - away].marker == "11" and done.stored == shards[1 - away].stored.total()
+    own = shard_of(PARTITION.part_id, 2)
+    assert len([*tmp_path.glob("*.jsonl")]) == (0 if away == own else 1)
+    for path in tmp_path.glob("*.jsonl"):
+        path.unlink()
+    later = Writer(11, 11, 2, 100, 0).run(records, shards, tmp_path)
+    assert later.lacking == [] and shards[away].marker == "11" and all_once_by_key(shards, 10)
+    assert len([*tmp_path.glob("*.jsonl")]) == (1 if away == own else 0), "rejects are written once"
+
+
+def test_a_partition_that_is_not_begun_in_a_shard_waits_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody could tell it later where to begin."""
+    asked: list[int] = []
+
+    def wait_for_ever(call: Callable[[], object]) -> object:
+        try:
+            return call()
+        except StoreUnavailable:
+            asked.append(1)
+            raise Died from None
+
+    monkeypatch.setattr(kafka_writer, "retrying", wait_for_ever)
+    shards = [Shard(), Shard()]
+    Writer(5, 10, 2, 100, 0, away=1).try_run(far_first(10), shards, tmp_path)
+    assert asked == [1] and not any(shard.stored for shard in shards)
+    Writer(5, 10, 2, 100, 0).run(far_first(10), shards, tmp_path)
+    assert [shard.marker for shard in shards] == ["10", "10"]
 
 
 def check(records: Records, shards: Sequence[Shard]) -> None:

@@ -9,20 +9,20 @@ import pytest
 from pipeline.core.lateness import Lateness
 from pipeline.drain.stats import Heartbeat, Totals
 from pipeline.store import heartbeats as module
+from pipeline.store import ingest_heartbeat
 from pipeline.store.connection import server_ms
 from pipeline.store.heartbeats import (
     FRESH_MS,
     LOOP_COUNTERS,
     LOOP_KEEP_SEC,
-    IngestHeartbeat,
     LoopProgress,
     LoopStats,
     TopicStats,
     add_up_loops,
-    count_running_ingests,
     read_loops,
     write_loop,
 )
+from pipeline.store.ingest_heartbeat import IngestHeartbeat, count_running_ingests
 from tests.clock import ManualClock
 from tests.store.conftest import START_MS, Bench
 
@@ -36,7 +36,8 @@ class ServerClock:
 @pytest.fixture
 def server_clock(monkeypatch: pytest.MonkeyPatch) -> ServerClock:
     clock = ServerClock()
-    monkeypatch.setattr(module, "server_ms", lambda client: clock.now_ms)
+    for each in (module, ingest_heartbeat):
+        monkeypatch.setattr(each, "server_ms", lambda client: clock.now_ms)
     return clock
 
 

@@ -11,7 +11,8 @@ from pipeline.config import RedisSettings
 from pipeline.core.errors import ConfigError
 from pipeline.store.connection import connect
 from pipeline.store.keys import SLOTS, Keys, keys_of
-from pipeline.store.namespace import FORMAT_VERSION, open_namespace
+from pipeline.store.layout import FORMAT_VERSION
+from pipeline.store.namespace import open_namespace
 from pipeline.store.redis_store import RedisStore
 from pipeline.store.scripts import Scripts
 from pipeline.store.shards import ShardedMarkers, open_shards, shard_of

@@ -18,7 +18,8 @@ from pipeline.core.messages import Message
 from pipeline.core.stop import Stop
 from pipeline.drain.stats import Totals
 from pipeline.store.connection import connect
-from pipeline.store.heartbeats import IngestHeartbeat, IngestProgress, LoopProgress, write_ingest, write_loop
+from pipeline.store.heartbeats import IngestProgress, LoopProgress, write_ingest, write_loop
+from pipeline.store.ingest_heartbeat import IngestHeartbeat
 from pipeline.store.redis_store import RedisStore
 from tests.client.builders import KEYS
 from tests.servers import RealServer

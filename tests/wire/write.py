@@ -23,7 +23,8 @@ from pipeline.store.campaigns import Campaign, Campaigns
 from pipeline.store.connection import connect
 from pipeline.store.heartbeats import write_ingest
 from pipeline.store.keys import Keys
-from pipeline.store.namespace import FORMAT_VERSION, open_namespace, outbox_id
+from pipeline.store.layout import FORMAT_VERSION, outbox_id
+from pipeline.store.namespace import open_namespace
 from pipeline.store.outbox import Outbox
 from pipeline.store.redis_store import RedisStore
 from pipeline.store.topics import Topics
