@@ -31,6 +31,8 @@ from pipeline.core.errors import ConfigError
 from pipeline.core.files import make_writable
 from pipeline.ingest.bar import intake_bar
 from pipeline.ingest.checkpoint import CheckpointRoller
+from pipeline.ingest.cold_folder import ColdPlace
+from pipeline.ingest.cold_opening import open_cold
 from pipeline.ingest.executors import check_executors
 from pipeline.ingest.landed import LandingFiles
 from pipeline.ingest.loop import MarkerSweeper, run_once, run_to_the_end, run_until_stopped, wait_for_first_look
@@ -180,6 +182,8 @@ def main(arguments: list[str], stop: Stop) -> int:
         connection = stack.enter_context(open_connection(settings, stop, may_create=True, writes=True))
         log.info("%s", what_stored_means(connection.client, settings.ingest.wait_for_disk))
         check_folders(settings)
+        is_kafka = settings.ingest.source == "kafka"  # whose messages wait in Redis
+        cold = None if is_kafka else open_cold(connection.client, connection.settings, settings.cold)
         source = open_source(settings)
         stack.callback(source.close)
         checkpoint = settings.ingest.checkpoint or str(Path(settings.local.state) / "checkpoints" / source.source_id)
@@ -190,7 +194,7 @@ def main(arguments: list[str], stop: Stop) -> int:
                 spark = beside.submit(open_session).result()
             stack.callback(_stop_spark, spark)
             stack.enter_context(java_watched(stop))
-            rejects_mark = check_executors(spark, settings, connection.settings, source)
+            rejects_mark = check_executors(spark, settings, connection.settings, source, cold)
         if stop():
             log.info("stopped while Spark was starting")
             return EXIT_SUCCESS
@@ -200,7 +204,7 @@ def main(arguments: list[str], stop: Stop) -> int:
         background.start()
         stack.callback(background.stop)
         if not stop():
-            _run(given.once, settings, connection, spark, source, checkpoint, heartbeat, rejects_mark, stop)
+            _run(given.once, settings, connection, spark, source, checkpoint, heartbeat, rejects_mark, cold, stop)
     return EXIT_SUCCESS
 
 
@@ -233,6 +237,7 @@ def _run(
     checkpoint: str,
     heartbeat: IngestHeartbeat,
     rejects_mark: str,
+    cold: ColdPlace | None,
     stop: Stop,
 ) -> None:
     clock, store = SystemClock(), ShardedMarkers(open_shards(connection.client, connection.settings))
@@ -252,6 +257,7 @@ def _run(
         settings.ingest.wait_for_replicas,
         tells_history=may_fail_over(settings.redis.url),
         rejects_mark=rejects_mark,
+        cold=cold,
     )
     rows, write = open_rows(spark, settings, source, writer_settings, store)
     writer = BatchWriter(writer_settings, clock, reporter.report, write)

@@ -28,9 +28,10 @@ from pipeline.ingest.kafka_source import SCHEMA, partition_of
 from pipeline.ingest.kafka_windows import WINDOW_TRANSACTIONS, PartitionMarker, WindowQueue
 from pipeline.ingest.parsing import PART_BYTES, FileText, ParsedPart, RejectedLine
 from pipeline.ingest.rejects import RejectsWriter
+from pipeline.ingest.shard_writer import TRANSACTION_BYTES, ShardWriter, Summary
 from pipeline.ingest.stores import WriterSettings, open_changing_stores, open_stores, retrying, wait_until_kept
 from pipeline.ingest.transactions import split_by_shard
-from pipeline.ingest.writer import TRANSACTION_BYTES, PartitionWriter, ShardWriter, Summary
+from pipeline.ingest.writer import PartitionWriter
 from pipeline.kafka.cluster import Cluster, Partition, TopicGone
 from pipeline.store.base import NO_MARKER, ChangingStore, MarkerMove, MessageRows, SchedulingStore, Transaction
 

@@ -16,7 +16,7 @@ from pyspark.sql.streaming.listener import (
 from pipeline.core.clock import Clock
 from pipeline.core.text import count_text, nonzero_text
 from pipeline.ingest.landed import LandingFiles
-from pipeline.ingest.writer import Summary
+from pipeline.ingest.shard_writer import Summary
 from pipeline.store.heartbeats import IngestProgress
 
 log = logging.getLogger(__name__)

@@ -10,8 +10,8 @@ from typing import Protocol
 from pipeline.core.clock import Clock
 from pipeline.core.files import write_whole
 from pipeline.core.text import count_text, utc_text
+from pipeline.ingest.shard_writer import Summary
 from pipeline.ingest.stores import retrying
-from pipeline.ingest.writer import Summary
 from pipeline.store.replication import LOOK_MS, Failover, FailoverWatch
 
 log = logging.getLogger(__name__)

@@ -6,10 +6,11 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from pipeline.config import DrainSettings, RedisSettings
 from pipeline.core.clock import SystemClock
+from pipeline.ingest.cold_folder import ColdFolder, ColdPlace
 from pipeline.store.base import SchedulingStore
 from pipeline.store.by_id import MessagesById
 from pipeline.store.connection import connect
@@ -34,6 +35,21 @@ class WriterSettings:
     wait_for_replicas: int = 0
     tells_history: bool = False  # whether writers tell of the history of the servers that they wrote to
     rejects_mark: str = ""  # of the folder that all writers share, as ``RejectsWriter`` has it
+    cold: ColdPlace | None = None  # None: no message of a file is cold
+
+
+class Retry(Protocol):
+    """Makes a call until the server answers, or the folder of cold files can be used."""
+
+    def __call__(self, call: Callable[[], T]) -> T: ...
+
+
+def open_cold_folder(place: ColdPlace) -> ColdFolder:
+    """Return this process's view of the folder of cold files."""
+    key = (os.getpid(), place.folder, place.folder_id)
+    if key not in _cold_folders:
+        _cold_folders[key] = ColdFolder(place.folder, place.folder_id)
+    return _cold_folders[key]
 
 
 def retrying(call: Callable[[], T]) -> T:
@@ -49,6 +65,7 @@ def wait_until_kept(store: SchedulingStore, settings: WriterSettings) -> list[st
 
 
 _clients: dict[tuple[int, RedisSettings], Any] = {}
+_cold_folders: dict[tuple[int, str, str], ColdFolder] = {}
 _stores: dict[tuple[int, RedisSettings], list[RedisStore]] = {}
 _changing_stores: dict[tuple[int, WriterSettings], list[MessagesById]] = {}
 

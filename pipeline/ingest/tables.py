@@ -21,10 +21,13 @@ from pipeline.core.clock import SystemClock
 from pipeline.core.due import EPOCH_MS_MIN
 from pipeline.core.errors import ConfigError, PipelineError
 from pipeline.core.text import count_text
+from pipeline.ingest.cold_folder import ColdPlace
+from pipeline.ingest.cold_opening import open_cold
 from pipeline.ingest.readers import ALL_OR_FAIL
+from pipeline.ingest.shard_writer import Summary
 from pipeline.ingest.stores import WriterSettings
 from pipeline.ingest.transforms import with_due_ms, with_message_text, with_refusal, with_staged_columns
-from pipeline.ingest.writer import BatchWriter, Summary
+from pipeline.ingest.writer import BatchWriter
 from pipeline.store.campaigns import Campaign, Campaigns
 from pipeline.store.connection import server_ms
 from pipeline.store.keys import keys_of
@@ -74,7 +77,7 @@ def schedule_table(
     stored = 0
     if not campaign.is_done:
         try:
-            done = _load(spark, campaign, settings)
+            done = _load(spark, campaign, settings, open_cold(client, settings.redis, settings.cold))
         except Exception:
             # Somebody else may have stored all of it, and deleted the files that we read.
             if not (found := campaigns.find(name)) or not found.is_done:
@@ -143,7 +146,7 @@ def _line(judged: DataFrame) -> Column:
     return F.to_json(F.struct("message", due, *texts, *headers))
 
 
-def _load(spark: SparkSession, campaign: Campaign, settings: Settings) -> Summary:
+def _load(spark: SparkSession, campaign: Campaign, settings: Settings, cold: ColdPlace | None) -> Summary:
     """Store the messages that are written down, those that are not stored yet.
 
     Raises:
@@ -160,6 +163,7 @@ def _load(spark: SparkSession, campaign: Campaign, settings: Settings) -> Summar
             settings.ingest.wait_for_disk,
             settings.drain.id_retention_sec,
             settings.ingest.wait_for_replicas,
+            cold=cold,
         )
         write = BatchWriter(writer_settings, SystemClock(), lambda number, summary, elapsed_sec: done.add(summary))
         whole = _reader(spark).text(folder, wholetext=True)

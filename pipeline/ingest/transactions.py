@@ -4,6 +4,10 @@ The messages of a part of a file are stored in order of due time, which costs th
 (docs/adr/0004-sorted-before-stored.md), and the first to be due are there first. A marker is the place in that order up to which
 everything is stored: ``<due_ms> <line>`` of the last message, so it means the same whatever the size of transactions was. The
 store compares and moves the marker together with the messages.
+
+**Cold messages** (docs/adr/0031-cold-messages.md) are the last ones of that order: those that are due at or after ``cold_from_ms``.
+A transaction only counts them, as they wait in a file. Where they begin is agreed on before any is counted: it is the third word
+of the marker, ``<due_ms> <line> <cold_from_ms>``, so all who write a part split it in the same way, whatever their settings.
 """
 
 from bisect import bisect_right
@@ -16,22 +20,27 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipeline.core.messages import Change
-from pipeline.ingest.parsing import ParsedPart
+from pipeline.ingest.parsing import ParsedPart, cold_places
 from pipeline.ingest.plain_lines import Ints
 from pipeline.store.base import NO_MARKER, MarkerMove, MessageRows, Transaction
 from pipeline.store.shards import shard_of
 
 ALL_STORED: Final = "all"
+_NO_ROWS: Final = MessageRows(np.empty(0, np.int64), pa.array([], pa.binary()), pa.array([], pa.binary()))
 
 
 class PartQueue:
     """The messages of one part of a landing file, in order of due time, and the place up to which they are stored.
 
     ``changes``, what its other lines cancel and replace, have no place in that order: they come before the first message.
-    ``is_repeated`` says that all of it was stored before, and is read again after a failover.
+    ``is_repeated`` says that all of it was stored before, and is read again after a failover. ``cold_begin`` is the place of the
+    first cold message, behind the last one if there is none.
+
+    Args:
+        cold_from_ms: from which due time on messages are cold, if the marker does not say it; None: none is.
     """
 
-    def __init__(self, part: ParsedPart, is_repeated: bool = False) -> None:
+    def __init__(self, part: ParsedPart, is_repeated: bool = False, cold_from_ms: int | None = None) -> None:
         order = np.lexsort((part.line_nos, part.due_ms))
         self.part_id = part.part_id
         self.line_nos = part.line_nos[order]
@@ -44,6 +53,13 @@ class PartQueue:
         self.marker = NO_MARKER
         self.place = 0
         self._bytes_before = np.cumsum(np.append(0, pc.binary_length(self.members)))
+        self._wanted_cold_from_ms = cold_from_ms
+        self._split_at(cold_from_ms)
+
+    def _split_at(self, cold_from_ms: int | None) -> None:
+        begin = len(self) if cold_from_ms is None else int(np.searchsorted(self.due_ms, cold_from_ms, side="left"))
+        self.cold_from_ms = cold_from_ms if begin < len(self) else None
+        self.cold_begin = begin
 
     def resume(self, marker: str) -> int:
         """Go on from a marker, also one that went back; returns how many messages are stored already."""
@@ -51,9 +67,11 @@ class PartQueue:
         if marker == ALL_STORED:
             self.place = len(self)
         elif marker == NO_MARKER:
+            self._split_at(self._wanted_cold_from_ms)
             self.place = 0
         else:
-            due_ms, line = marker.split(" ")
+            due_ms, line, *cold_from_ms = marker.split(" ")
+            self._split_at(int(cold_from_ms[0]) if cold_from_ms else None)
             self.place = self.place_behind(int(due_ms), int(line, 16))
         return self.place
 
@@ -85,12 +103,28 @@ class PartQueue:
         """Return the marker that says that everything before ``place`` is stored."""
         if place == len(self):
             return ALL_STORED
-        return f"{self.due_ms[place - 1]} {self.line_nos[place - 1]:08x}"
+        last = f"{self.due_ms[place - 1]} {self.line_nos[place - 1]:08x}" if place else f"0 {0:08x}"
+        return last if self.cold_from_ms is None else f"{last} {self.cold_from_ms}"
 
     def end_of(self, messages: int, size: int) -> int:
-        """Return where a transaction ends that has room for so many messages and bytes; it takes one at least."""
+        """Return where a transaction ends that has room for so many messages and bytes; it takes one at least.
+
+        It has either cold messages or others. Before the first cold one the marker must say where they begin: if nothing else does
+        it, a transaction with no messages.
+        """
+        if self.place >= self.cold_begin < len(self):
+            return self.place if self.marker == NO_MARKER else self._end_of_cold(messages)
         end = int(np.searchsorted(self._bytes_before, self._bytes_before[self.place] + size, side="right")) - 1
-        return min(max(end, self.place + 1), self.place + messages, len(self))
+        return min(max(end, self.place + 1), self.place + messages, self.cold_begin)
+
+    def _end_of_cold(self, messages: int) -> int:
+        """Return where a transaction of cold messages ends: those without idempotency key cost the server nothing each."""
+        keyed = np.flatnonzero(self.keys[self.place :].is_valid())
+        return self.place + int(keyed[messages]) if len(keyed) > messages else len(self)
+
+    def is_cold(self, end: int) -> bool:
+        """Tell whether the messages from the place on, up to ``end``, are cold."""
+        return self.cold_begin <= self.place < end
 
     def cut(self, end: int, has_key: bool) -> tuple[Ints, pa.Array, pa.Array]:
         """Return due times, members and keys from the place on, up to ``end``, of the messages with a key, or without."""
@@ -101,9 +135,11 @@ class PartQueue:
         wanted = keys.is_valid() if has_key else keys.is_null()
         return due_ms[wanted.to_numpy(zero_copy_only=False)], members.filter(wanted), keys.filter(wanted)
 
-    def size_to(self, end: int) -> int:
-        """Return the bytes of the members from the place on, up to ``end``."""
-        return int(self._bytes_before[end] - self._bytes_before[self.place])
+    def cost_to(self, end: int) -> tuple[int, int]:
+        """Return how many messages the server gets from the place on, up to ``end``, and the bytes of their members."""
+        if self.is_cold(end):
+            return len(self.keys[self.place : end].drop_null()), 0
+        return end - self.place, int(self._bytes_before[end] - self._bytes_before[self.place])
 
 
 def split_by_shard(part: ParsedPart, shards: int) -> dict[int, ParsedPart]:
@@ -150,19 +186,28 @@ class Step:
             if queue.is_stored or (self._ends and (room <= 0 or room_bytes <= 0)):
                 continue
             end = queue.end_of(room, room_bytes)
-            room, room_bytes = room - (end - queue.place), room_bytes - queue.size_to(end)
+            messages, size = queue.cost_to(end)
+            room, room_bytes = room - messages, room_bytes - size
             self._ends.append((queue, end))
 
     def __bool__(self) -> bool:
         return bool(self._ends)
 
     @property
+    def opens_cold(self) -> list[PartQueue]:
+        """The parts whose first cold messages it has: those must be in a file before."""
+        return [queue for queue, end in self._ends if queue.is_cold(end) and queue.place == queue.cold_begin]
+
+    @property
     def transaction(self) -> Transaction:
         """Return what the store is asked to do."""
+        keyed = self._rows(has_key=True, is_cold=True)
         return Transaction(
-            moves=[MarkerMove(queue.part_id, queue.marker, queue.marker_at(end)) for queue, end in self._ends],
+            moves=self._moves(),
             rows=self._rows(has_key=False),
             identified=self._rows(has_key=True),
+            cold=self._rows(has_key=False, is_cold=True),
+            cold_identified=replace(keyed, members=cold_places(keyed.members, keyed.due_ms)),
             rejected=sum(queue.rejected for queue, end in self._ends if end == len(queue)),
         )
 
@@ -173,12 +218,18 @@ class Step:
             queue.marker, queue.place = queue.marker_at(end), end
         return again
 
-    def _rows(self, has_key: bool) -> MessageRows:
+    def _moves(self) -> list[MarkerMove]:
+        return [MarkerMove(queue.part_id, queue.marker, queue.marker_at(end)) for queue, end in self._ends]
+
+    def _rows(self, has_key: bool, is_cold: bool = False) -> MessageRows:
         """Return the messages with an idempotency key, or without, in order of due_ms."""
-        columns = zip(*(queue.cut(end, has_key) for queue, end in self._ends), strict=True)
+        cuts = [queue.cut(end, has_key) for queue, end in self._ends if queue.is_cold(end) == is_cold]
+        if not cuts:
+            return _NO_ROWS
+        columns = zip(*cuts, strict=True)
         due_ms, members, keys = (list(column) for column in columns)
         rows = MessageRows(np.concatenate(due_ms), pa.concat_arrays(members), pa.concat_arrays(keys))
-        if len(self._ends) == 1:
+        if len(cuts) == 1:
             return rows
         order = np.argsort(rows.due_ms, kind="stable")
         return MessageRows(

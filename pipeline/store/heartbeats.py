@@ -129,7 +129,7 @@ def write_ingest(client: Any, keys: Keys, progress: IngestProgress) -> None:
         StoreError: no answer, or an error.
     """
     key, index_key = keys.ingest(progress.source_id), keys.ingests()
-    _write(client, key, index_key, progress.source_id, server_ms(client), INGEST_KEEP_SEC, asdict(progress))
+    write_heartbeat(client, key, index_key, progress.source_id, server_ms(client), INGEST_KEEP_SEC, asdict(progress))
 
 
 class IngestHeartbeat:
@@ -157,7 +157,7 @@ class IngestHeartbeat:
         values = {_HAS_ENDED: has_ended, _FAILOVER: _record_of(self._failover)}
         try:
             at_ms = server_ms(self._client)
-            _write(self._client, key, index_key, self._source_id, at_ms, INGEST_KEEP_SEC, values)
+            write_heartbeat(self._client, key, index_key, self._source_id, at_ms, INGEST_KEEP_SEC, values)
         except StoreError as exc:
             log.debug("the heartbeat is published later: %s", exc)  # the writer logs what is wrong
 
@@ -193,7 +193,7 @@ def write_loop(client: Any, keys: Keys, progress: LoopProgress) -> None:
     }
     values[_FAILOVER] = _record_of(progress.failover)
     values["seen_ms"] = at_ms = server_ms(client)
-    _write(client, keys.drain(progress.loop_id), keys.drains(), progress.loop_id, at_ms, LOOP_KEEP_SEC, values)
+    write_heartbeat(client, keys.drain(progress.loop_id), keys.drains(), progress.loop_id, at_ms, LOOP_KEEP_SEC, values)
 
 
 def _record_of(failover: Failover | None) -> dict[str, int | None] | None:
@@ -211,7 +211,7 @@ def read_ingests(client: Any, keys: Keys) -> list[IngestProgress]:
         StoreError: no answer, or an error.
     """
     names = [each.name for each in fields(IngestProgress)]
-    return [IngestProgress(**values) for values in _read(client, keys.ingests(), keys.ingest, names)]
+    return [IngestProgress(**values) for values in read_heartbeats(client, keys.ingests(), keys.ingest, names)]
 
 
 def read_failovers(client: Any, keys: Keys) -> list[Failover]:
@@ -220,7 +220,7 @@ def read_failovers(client: Any, keys: Keys) -> list[Failover]:
     Raises:
         StoreError: no answer, or an error.
     """
-    found = (values[_FAILOVER] for values in _read(client, keys.ingests(), keys.ingest, [_FAILOVER]))
+    found = (values[_FAILOVER] for values in read_heartbeats(client, keys.ingests(), keys.ingest, [_FAILOVER]))
     return [Failover(**each) for each in found if each]
 
 
@@ -233,7 +233,7 @@ def read_loops(client: Any, keys: Keys) -> list[LoopProgress]:
     own = [each.name for each in fields(LoopProgress) if each.name != "stats"]
     counted = [each.name for each in fields(LoopStats)]
     found = []
-    for values in _read(client, keys.drains(), keys.drain, own + counted):
+    for values in read_heartbeats(client, keys.drains(), keys.drain, own + counted):
         topics = {
             name: TopicStats(each["delivered"], Lateness(**each["lateness"])) for name, each in values["topics"].items()
         }
@@ -270,7 +270,7 @@ def add_up_topics(each: Iterable[TopicStats]) -> TopicStats:
     return TopicStats(sum(part.delivered for part in parts), add_up(part.lateness for part in parts))
 
 
-def _write(
+def write_heartbeat(
     client: Any, key: str, index_key: str, name: str, at_ms: int, keep_sec: int, values: Mapping[str, Any]
 ) -> None:
     """Replace the hash of ``name``, and forget those that were silent for ``keep_sec``; each value is written as JSON.
@@ -288,7 +288,7 @@ def _write(
         pipeline.execute()
 
 
-def _read(client: Any, index_key: str, key_of: Any, names: Sequence[str]) -> list[dict[str, Any]]:
+def read_heartbeats(client: Any, index_key: str, key_of: Any, names: Sequence[str]) -> list[dict[str, Any]]:
     """Return the hashes that have all fields; one that is gone has expired, one that lacks a field is of another version."""
     with translated_errors():
         pipeline = client.pipeline(transaction=False)

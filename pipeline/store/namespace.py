@@ -19,6 +19,7 @@ log = logging.getLogger(__name__)
 
 FORMAT_VERSION = 1  # of docs/wire-format.md; higher when an older program can't read what a newer one wrote
 _VERSION, _SHARDS, _TAGS, _OUTBOX_ID = "format_version", "shards", "hash_tags", "outbox_id"
+_COLD_ID = "cold_folder_id"
 _SETTINGS = tuple(field.name for field in fields(TopicSettings))
 
 
@@ -89,6 +90,22 @@ def outbox_id(client: Any, settings: RedisSettings) -> str:
     with translated_errors():
         client.hsetnx(key, _OUTBOX_ID, secrets.token_hex(8))
         return str(client.hget(key, _OUTBOX_ID).decode())
+
+
+def cold_folder_id(client: Any, settings: RedisSettings, new: str = "") -> str:
+    """Return the ID of the folder in which messages of this namespace wait, "" if there is none.
+
+    Args:
+        new: it becomes the ID if there is none.
+
+    Raises:
+        StoreError: no answer, or an error.
+    """
+    key = Keys(settings.namespace).meta()
+    with translated_errors():
+        if new:
+            client.hsetnx(key, _COLD_ID, new)
+        return (client.hget(key, _COLD_ID) or b"").decode()
 
 
 def adopt_topic_settings(client: Any, settings: Settings, complete: bool = False) -> Settings:

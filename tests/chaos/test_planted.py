@@ -14,8 +14,9 @@ import pytest
 
 from pipeline.core.errors import StoreProtocolError
 from pipeline.ingest import writer
+from pipeline.ingest.shard_writer import ShardWriter
 from pipeline.ingest.transactions import PartQueue, Step
-from pipeline.ingest.writer import BatchWriter, ShardWriter
+from pipeline.ingest.writer import BatchWriter
 from pipeline.store import schedule, scripts
 from pipeline.store.redis_store import RedisStore
 from tests.chaos import faults
@@ -30,7 +31,7 @@ pytestmark = [
 READ_SCRIPT = scripts.read_script
 
 SCRIPT = "schedule"
-WATCHING, STORING = (schedule, "_watch"), (schedule, "_store")
+WATCHING, STORING = (schedule, "watch"), (schedule, "_store")
 CONNECTION = (RedisStore, "_connection")
 MARKER_AT = (PartQueue, "marker_at")
 RESUME = (PartQueue, "place_behind")
@@ -152,7 +153,7 @@ MUTANTS = (
     Mutant(
         "idempotency keys are not remembered",
         (faults.nothing_happens,),
-        {STORING: (("frame_places(identified, keys.places())", 'frame_command("PING")'),)},
+        {STORING: (("frame_places(hot_identified, keys.places())", 'frame_command("PING")'),)},
     ),
     Mutant(
         "an idempotency key is remembered by the shard of its file",
@@ -178,7 +179,7 @@ MUTANTS = (
     Mutant(
         "an error counts as stored",
         (faults.commands_lost, faults.server_full),
-        {STORE: (("done = retrying(partial(self._store_step, step, queues))", TAKEN_FOR_STORED),)},
+        {STORE: (("done = self._retry(partial(self._store_step, step, queues))", TAKEN_FOR_STORED),)},
     ),
     Mutant(
         "a connection is used again after an error",

@@ -17,9 +17,10 @@ from pipeline.config import RedisSettings
 from pipeline.core.errors import StoreUnavailable
 from pipeline.core.messages import Change, Message
 from pipeline.ingest import parsing
+from pipeline.ingest.shard_writer import ShardWriter, Summary
 from pipeline.ingest.stores import WriterSettings, open_changing_stores, open_stores
 from pipeline.ingest.transactions import PartQueue
-from pipeline.ingest.writer import PartitionWriter, ShardWriter, Summary
+from pipeline.ingest.writer import PartitionWriter
 from pipeline.store.base import Changed, Scheduled, Transaction
 from pipeline.store.connection import connect
 from pipeline.store.keys import keys_of

@@ -17,8 +17,9 @@ from pipeline.ingest.bar import StoredBytes, intake_bar
 from pipeline.ingest.landed import LandingFiles
 from pipeline.ingest.progress import BatchReporter, batch_line
 from pipeline.ingest.readers import read_landing
+from pipeline.ingest.shard_writer import Summary
 from pipeline.ingest.stores import WriterSettings
-from pipeline.ingest.writer import BatchWriter, Summary
+from pipeline.ingest.writer import BatchWriter
 from pipeline.store import heartbeats
 from pipeline.store.connection import connect
 from pipeline.store.heartbeats import INGEST_KEEP_SEC, IngestProgress, read_ingests, write_ingest

@@ -8,7 +8,7 @@ import pytest
 
 from pipeline.core.errors import StoreUnavailable
 from pipeline.ingest.repair import Repair
-from pipeline.ingest.writer import Summary
+from pipeline.ingest.shard_writer import Summary
 from pipeline.store.replication import Failover, FailoverWatch, Position
 from tests.clock import ManualClock
 

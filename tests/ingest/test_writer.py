@@ -19,9 +19,10 @@ from pipeline.ingest.parsing import FileText
 from pipeline.ingest.query import query_failure, start_query
 from pipeline.ingest.readers import read_landing
 from pipeline.ingest.rejects import WORK_NAME, RejectsWriter
+from pipeline.ingest.shard_writer import ShardWriter, Summary
 from pipeline.ingest.stores import WriterSettings, open_changing_stores, open_stores
 from pipeline.ingest.transactions import PartQueue
-from pipeline.ingest.writer import BatchWriter, ShardWriter, Summary
+from pipeline.ingest.writer import BatchWriter
 from pipeline.store.connection import connect
 from pipeline.store.keys import keys_of
 from pipeline.store.redis_store import RedisStore

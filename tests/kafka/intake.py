@@ -18,8 +18,9 @@ from pipeline.ingest.kafka_reader import ReadSettings, RecordReader
 from pipeline.ingest.kafka_source import KafkaSource, name_of, read_kafka
 from pipeline.ingest.kafka_writer import RangeWriter, RecordsAgain
 from pipeline.ingest.query import query_failure, start_query
+from pipeline.ingest.shard_writer import Summary
 from pipeline.ingest.stores import WriterSettings
-from pipeline.ingest.writer import BatchWriter, Summary
+from pipeline.ingest.writer import BatchWriter
 from pipeline.kafka.cluster import Cluster, Partition
 from pipeline.kafka.properties import client_properties
 from pipeline.store.connection import connect

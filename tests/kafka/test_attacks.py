@@ -18,9 +18,9 @@ from pipeline.core.messages import Message
 from pipeline.ingest.kafka_reader import Range, RangeReader, ReadSettings, RecordReader
 from pipeline.ingest.kafka_writer import RangeStorer
 from pipeline.ingest.rejects import RejectsWriter
+from pipeline.ingest.shard_writer import Summary
 from pipeline.ingest.stores import open_changing_stores, open_stores
 from pipeline.ingest.transactions import PartQueue
-from pipeline.ingest.writer import Summary
 from pipeline.kafka.cluster import Cluster, Partition
 from pipeline.kafka.properties import client_properties
 from pipeline.store.keys import keys_of
