@@ -18,6 +18,7 @@ BENCHMARKS = (
     "streams",
     "kafka",
     "scale",
+    "cold",
     "client",
     "peers",
     "api",

@@ -30,6 +30,8 @@ from pipeline.core.background import Background
 from pipeline.core.clock import SystemClock
 from pipeline.core.errors import ConfigError, PipelineError
 from pipeline.ingest.bar import intake_bar
+from pipeline.ingest.cold_folder import ColdPlace
+from pipeline.ingest.cold_opening import open_cold
 from pipeline.ingest.executors import check_executors
 from pipeline.ingest.loop import run_once, run_to_the_end, run_until_stopped, wait_for_first_look
 from pipeline.ingest.progress import BatchReporter
@@ -130,7 +132,12 @@ def open_rows(
 
 
 def settings_of_writers(
-    settings: Settings, connection: Connection, source: Source, rejects_mark: str, patience_ms: float
+    settings: Settings,
+    connection: Connection,
+    source: Source,
+    rejects_mark: str,
+    patience_ms: float,
+    cold: ColdPlace | None,
 ) -> WriterSettings:
     """Return what travels to the executors."""
     return WriterSettings(
@@ -144,6 +151,7 @@ def settings_of_writers(
         tells_history=may_fail_over(settings.redis.url),
         rejects_mark=rejects_mark,
         patience_ms=patience_ms,
+        cold=cold,
     )
 
 
@@ -157,6 +165,8 @@ def main(arguments: list[str], stop: Stop) -> int:
             beside = connect(no_slower_than(connection.settings, BESIDE_TIMEOUT_MS))
             connection = replace(connection, client=beside)
         check_rejects_folder(Path(settings.ingest.rejects))
+        is_kafka = settings.ingest.source == "kafka"  # whose messages wait in Redis
+        cold = None if is_kafka else open_cold(connection.client, connection.settings, settings.cold)
         source = open_source(settings)
         stack.callback(source.close)
         checkpoint = settings.ingest.checkpoint or str(Path(settings.local.state) / "checkpoints" / source.source_id)
@@ -167,7 +177,7 @@ def main(arguments: list[str], stop: Stop) -> int:
                 spark = beside.submit(open_session).result()
             stack.callback(_stop_spark, spark)
             stack.enter_context(java_watched(stop))
-            rejects_mark = check_executors(spark, settings, connection.settings, source)
+            rejects_mark = check_executors(spark, settings, connection.settings, source, cold)
         if stop():
             log.info("stopped while Spark was starting")
             return EXIT_SUCCESS
@@ -177,7 +187,7 @@ def main(arguments: list[str], stop: Stop) -> int:
         background.start()
         stack.callback(background.stop)
         if not stop():
-            _run(given.once, settings, connection, spark, source, checkpoint, heartbeat, rejects_mark, stop)
+            _run(given.once, settings, connection, spark, source, checkpoint, heartbeat, rejects_mark, cold, stop)
     return EXIT_SUCCESS
 
 
@@ -210,6 +220,7 @@ def _run(
     checkpoint: str,
     heartbeat: IngestHeartbeat,
     rejects_mark: str,
+    cold: ColdPlace | None,
     stop: Stop,
 ) -> None:
     clock, stores = SystemClock(), open_shards(connection.client, connection.settings)
@@ -223,7 +234,7 @@ def _run(
     publish = partial(write_ingest, connection.client, connection.shards[0])
     reporter = BatchReporter(source.source_id, source.reads, landing, publish, clock, settings.ingest.rejects)
     spark.streams.addListener(reporter)
-    writer_settings = settings_of_writers(settings, connection, source, rejects_mark, patience_ms)
+    writer_settings = settings_of_writers(settings, connection, source, rejects_mark, patience_ms, cold)
     rows, write = open_rows(spark, settings, source, writer_settings, store)
     writer = BatchWriter(writer_settings, clock, reporter.report, write)
     what = landing or what_is_read_again(spark, settings, writer, checkpoint, stores, writer_settings.source_id)

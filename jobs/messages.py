@@ -16,7 +16,9 @@ from pipeline.cli import (
     parse_command,
     run_main,
 )
+from pipeline.client.cold import cold_reader
 from pipeline.config import Settings
+from pipeline.core.clock import SystemClock
 from pipeline.core.due import DUE_MS_MAX, due_ms_of_text
 from pipeline.core.errors import ConfigError
 from pipeline.core.messages import DEFAULT_TOPIC
@@ -94,7 +96,12 @@ def main(arguments: list[str], stop: Stop) -> int:
     given, settings = parse_arguments(arguments)
     exit_code = EXIT_SUCCESS
     with open_connection(settings, stop, may_create=False) as connection:
-        messages = MessagesById(connection.client, connection.shards, settings.drain.id_retention_sec * 1_000)
+        messages = MessagesById(
+            connection.client,
+            connection.shards,
+            settings.drain.id_retention_sec * 1_000,
+            read_cold=cold_reader(settings, connection.client, SystemClock()),
+        )
         now_ms = server_ms(connection.client)
         if given.what == "list":
             print_list(list_scheduled(connection.client, connection.shards, given.from_ms, given.until_ms), given)

@@ -20,7 +20,7 @@ from pipeline.core.text import age_text, count_text, nonzero_text, span_text, ut
 from pipeline.status import Status, read_status
 from pipeline.store.heartbeats import LOOP_COUNTERS, IngestProgress, add_up_loops, add_up_topics
 
-SHOWN_IF_NOT_ZERO = ("misfiled", "outbox", "forwarded", "refused")
+SHOWN_IF_NOT_ZERO = ("misfiled", "cold", "outbox", "forwarded", "refused")
 TOPICS_SHOWN = 10
 WATCH_SEC, WATCH_SEC_MIN, WATCH_SEC_MAX = 2.0, 0.1, 86_400.0
 CLEAR = "\x1b[H\x1b[J"  # the cursor to the first line, and everything from there on gone
@@ -103,6 +103,7 @@ def as_text(status: Status) -> str:
             f"{count_text(failover.undone_bytes or 0, 'byte')}: "
             f"deliveries since {utc_text(failover.since_ms)} may have come twice"
         )
+    lines += [hydrate_text(status)] if status.hydrators else []
     lines += [drain_text(status)] if status.loops else []
     return "\n".join([*lines, *(ingest_text(progress, stats.now_ms) for progress in status.ingests)])
 
@@ -127,6 +128,17 @@ def ingest_text(progress: IngestProgress, now_ms: int) -> str:
     spent = ", ".join(f"{name} {ms:,}" for name, ms in phases)
     since = f"ingest of {visible(progress.reads)}, since {utc_text(progress.started_ms)}"
     return f"\n{since}\n  {totals}\n  {last}\n  phases (ms): {spent}"
+
+
+def hydrate_text(status: Status) -> str:
+    """Return what those did that bring cold messages into Redis, for people."""
+    now_ms, until_ms = status.stats.now_ms, status.hydrated_until_ms()
+    seen_ms = max(each.seen_ms for each in status.hydrators)
+    until = "" if until_ms is None else f"; all is in that is due before {utc_text(until_ms)}"
+    return (
+        f"\nhydrate: {len(status.running_hydrators()):,} running, seen {age_text(now_ms - seen_ms)} ago\n"
+        f"  {count_text(sum(each.messages for each in status.hydrators), 'message')} brought into Redis{until}"
+    )
 
 
 def drain_text(status: Status) -> str:

@@ -2,7 +2,7 @@
 
 The defaults here are their one home; ``conf/pipeline.toml`` repeats each with its unit for the reader, and a test holds the two
 together. ``load_settings`` checks each value against its type here, and refuses unknown keys. A name that ends in ``_ms``,
-``_sec`` or ``_bytes`` carries that unit.
+``_sec``, ``_hours`` or ``_bytes`` carries that unit.
 """
 
 import os
@@ -39,6 +39,7 @@ Name = Annotated[str, Meta(pattern=NAME_PATTERN, description=NAME_RULE)]
 LocalFolder = Annotated[str, Meta(pattern=r"(?s)\A(?!.*://).", description="a local or mounted folder")]
 Positive = Annotated[int, Meta(gt=0, description="greater than 0")]
 ZeroIsOff = Annotated[int, Meta(ge=0, description="0 (off) or more")]
+PositiveHours = Annotated[float, Meta(gt=0, le=8_784, description="greater than 0, and at most 8784")]
 PositiveSec = Annotated[float, Meta(gt=0, le=86_400, description="greater than 0, and at most 86400")]
 LeaseSec = Annotated[float, Meta(ge=0.1, le=86_400, description="0.1 to 86400")]
 KafkaTopic = Annotated[str, Meta(pattern=r"\A[A-Za-z0-9._-]{0,249}\Z", description="at most 249 of A-Z a-z 0-9 . _ -")]
@@ -99,6 +100,15 @@ class KafkaSettings:
     takeover_sec: Annotated[float, Meta(ge=0.5, le=600, description="0.5 to 600")] = 5.0
     transaction_timeout_ms: Annotated[int, Meta(ge=1_000, le=900_000, description="1000 to 900000")] = 10_000
     position_topic: KafkaTopic = "duetime-positions"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ColdSettings:
+    """Where messages wait that are due long after they came in, and when they come back."""
+
+    folder: str = ""
+    horizon_hours: PositiveHours = 24.0
+    lead_hours: PositiveHours = 2.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -180,6 +190,7 @@ class Settings:
     redis: RedisSettings = field(default_factory=RedisSettings)
     ingest: IngestSettings = field(default_factory=IngestSettings)
     kafka: KafkaSettings = field(default_factory=KafkaSettings)
+    cold: ColdSettings = field(default_factory=ColdSettings)
     drain: DrainSettings = field(default_factory=DrainSettings)
     topics: TopicSettings = field(default_factory=TopicSettings)
     topic: Mapping[str, TopicSettings] = field(default_factory=dict)
@@ -200,12 +211,12 @@ SECTIONS = {name: type_ for name, type_ in get_type_hints(Settings).items() if n
 PATHS = {
     *(("ingest", name) for name in ("checkpoint", "rejects", "input")),
     *(("api", name) for name in ("unix", "tokens")),
-    *(("kafka", "client_config"), ("local", "state"), ("redis", "url_file")),
+    *(("kafka", "client_config"), ("cold", "folder"), ("local", "state"), ("redis", "url_file")),
 }
 URLS = ("url", "url_file")  # of [redis]: where one is given, the other does not count of what it beats
 _HINTS = {section: get_type_hints(type_, include_extras=True) for section, type_ in SECTIONS.items()}
 _NOUNS = {str: "a string", bool: "true or false", int: "a whole number", float: "a number"}
-_UNITS = {"ms": " of milliseconds", "sec": " of seconds", "bytes": " of bytes"}
+_UNITS = {"ms": " of milliseconds", "sec": " of seconds", "hours": " of hours", "bytes": " of bytes"}
 
 
 def load_settings(
@@ -382,7 +393,7 @@ def _convert(section: str, key: str, value: object, is_text: bool, origin: Calla
         if kind is Literal:
             wanted = " or ".join(filter(None, get_args(hints[key])))
         elif "`, got `" in str(exc):
-            unit = re.search(r"_(ms|sec|bytes)(_max)?$", key)
+            unit = re.search(r"_(ms|sec|hours|bytes)(_max)?$", key)
             wanted = _NOUNS[kind] + (_UNITS[unit[1]] if unit else "")
         else:
             wanted = hints[key].__metadata__[0].description

@@ -5,6 +5,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from pipeline.core.text import age_text, count_text, span_text
+from pipeline.store.cold import HydratorProgress, read_hydrators
 from pipeline.store.heartbeats import (
     FRESH_MS,
     LOOP_COUNTERS,
@@ -21,6 +22,7 @@ from pipeline.store.keys import Keys
 from pipeline.store.replication import Failover
 from pipeline.store.stats import LATE_MS, Stats, read_stats
 
+LEAD_MS = 2 * 3_600_000  # of a hydrator, where none has told its own
 FIRST = 0  # the shard in which jobs tell of themselves
 COUNTERS = ("delivered", "rejected", "stored", "duplicates", "reclaimed", "late_acks", "misfiled")
 
@@ -35,10 +37,19 @@ class Status:
     running_ingests: int
     failovers: Sequence[Failover] = ()
     waiting: Sequence[Waiting] = ()
+    hydrators: Sequence[HydratorProgress] = ()
 
     def running_loops(self) -> list[LoopProgress]:
         """Return the loops that have not ended and whose heartbeat is fresh."""
         return [each for each in self.loops if not each.has_ended and self.stats.now_ms - each.seen_ms < FRESH_MS]
+
+    def running_hydrators(self) -> list[HydratorProgress]:
+        """Return the processes that bring cold messages into Redis, as ``running_loops``."""
+        return [each for each in self.hydrators if not each.has_ended and self.stats.now_ms - each.seen_ms < FRESH_MS]
+
+    def hydrated_until_ms(self) -> int | None:
+        """Return before when all is in Redis that is due, in epoch ms UTC; None if nobody has brought anything in."""
+        return max((each.until_ms for each in self.hydrators if each.is_done), default=None)
 
     def last_failover(self) -> Failover | None:
         """Return the last failover that undid something, of those that jobs have told of; see ``replication.Failover``."""
@@ -72,6 +83,8 @@ class Status:
             are = "is" if stats.late == 1 else "are"
             found.append(f"{count_text(stats.late, 'message')} {are} late, the oldest by {span_text(stats.overdue_ms)}")
         found += [self._waiting_text(each) for each in self.waiting]
+        if FIRST not in stats.away:
+            found += self._cold_problems()
         if stats.outbox_ms > LATE_MS:
             wait = "waits" if stats.outbox == 1 else "wait"
             found.append(
@@ -88,6 +101,18 @@ class Status:
         since = age_text(self.stats.now_ms - waiting.oldest_ms)
         return f"{waiting.files:,} {wait} for {shards} to store the rest, the oldest for {since}"
 
+    def _cold_problems(self) -> list[str]:
+        stats, running, found = self.stats, self.running_hydrators(), []
+        if stats.cold and not running:
+            wait = "waits" if stats.cold == 1 else "wait"
+            found.append(f"{count_text(stats.cold, 'message')} {wait} in cold files and no hydrator is running")
+        found += sorted({f"a hydrator can't go on ({each.problem.rstrip('.')})" for each in running if each.problem})
+        lead_ms = max((each.lead_ms for each in self.hydrators), default=LEAD_MS)
+        if stats.cold_due_ms is not None and (left_ms := stats.cold_due_ms - stats.now_ms) < lead_ms // 2:
+            due = f"are due in {span_text(left_ms)}" if left_ms > 0 else "may be late"
+            found.append(f"cold messages that {due} are not in Redis yet")
+        return found
+
     def verdict(self) -> str:
         """Return whether all is well, in one line that begins with OK or PROBLEM."""
         problems = self.problems()
@@ -102,6 +127,7 @@ class Status:
         """Return every number of messages by its name."""
         return {
             "scheduled": self.stats.scheduled,
+            "cold": self.stats.cold,
             "held": self.stats.held,
             "in_flight": self.stats.in_flight,
             "late": self.stats.late,
@@ -119,6 +145,9 @@ class Status:
             "next_due_ms": self.stats.next_due_ms,
             "overdue_ms": self.stats.overdue_ms,
             "outbox_ms": self.stats.outbox_ms,
+            "cold_due_ms": self.stats.cold_due_ms,
+            "hydrated_until_ms": self.hydrated_until_ms(),
+            "running_hydrators": len(self.running_hydrators()),
             "now_ms": self.stats.now_ms,
             "waiting": [asdict(each) for each in self.waiting],
             "failover": asdict(failover) if (failover := self.last_failover()) else None,
@@ -144,6 +173,7 @@ def read_status(client: Any, shards: Sequence[Keys]) -> Status:
         running_ingests=count_running_ingests(client, shards[0], stats.now_ms),
         failovers=read_failovers(client, shards[0]),
         waiting=read_waiting(client, shards[0]),
+        hydrators=read_hydrators(client, shards[0]),
     )
 
 

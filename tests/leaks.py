@@ -6,6 +6,8 @@ A new kind of key is a leak until it is named here, with what bounds it.
 from collections import defaultdict
 from typing import Any
 
+from pipeline.core.cold import COLD_PLACE_LENGTH
+
 # Kinds of keys without a time to live, and what keeps each of them small.
 PERMANENT = {
     "meta": "three fields",
@@ -21,12 +23,14 @@ PERMANENT = {
     "rate_limits": "one field for each topic with a max_rate",
     "ids": "forgotten a day after delivery",
     "cancelled": "forgotten a day after the cancellation",
+    "cold": "one field for each hour in which something is due that waits in a cold file",
+    "hydrations": "one member for each hydrator of the last hour",
     "marker": "forgotten when its file is gone",
     "markers": "one member for each marker",
     "ingests": "one member for each source of the last week",
     "drains": "one member for each loop of the last hour",
 }
-EXPIRING = {"campaign", "ingest", "drain", "active", "forwarder"}
+EXPIRING = {"campaign", "ingest", "drain", "active", "forwarder", "hydrator", "hydration"}
 WITH_MESSAGES = {
     "bucket",
     "buckets",
@@ -76,4 +80,8 @@ def _lost_places(client: Any, tag: str, names: dict[str, set[str]]) -> set[str]:
     for kind in ("bucket", "held"):
         there |= {member[:22] for name in names[kind] for member in client.zrange(f"{tag}}}:{kind}:{name}", 0, -1)}
     places = client.hgetall(f"{tag}}}:places") if "places" in names else {}
-    return {key.decode("utf-8", "replace") for key, place in places.items() if place[:22] not in there}
+    return {
+        key.decode("utf-8", "replace")
+        for key, place in places.items()
+        if place[:22] not in there and len(place) != COLD_PLACE_LENGTH
+    }

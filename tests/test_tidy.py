@@ -19,7 +19,7 @@ INCLUDES = sorted((PIPELINE / "store" / "lua" / "include").glob("*.lua"))
 LINES_MAX, FUNCTION_LINES_MAX = 310, 75
 LONGER = {
     "consumer.py": 370,  # one state machine: two modules that reach into each other are harder to read
-    "config.py": 400,  # every setting with its unit, and how they are read: one home
+    "config.py": 420,  # every setting with its unit, and how they are read: one home
 }
 
 ARCHITECTURE = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")

@@ -7,6 +7,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar
 
+from pipeline.client.cold import cold_reader
 from pipeline.client.commit import BYTES_MAX, MESSAGES_MAX, Committer, GroupCommit, Stored
 from pipeline.client.consuming import Consuming
 from pipeline.client.patience import Patience
@@ -97,7 +98,8 @@ class Duetime(Consuming):
         self._stack, self._client, self._settings, self._clock, self._scripts = stack, client, settings, clock, scripts
         self._retrying = Patience(clock, patience_sec)
         self._keys = keys_of(settings.redis)
-        self._by_id = MessagesById(client, self._keys, settings.drain.id_retention_sec * 1000, scripts, now_ms)
+        retention_ms, read_cold = settings.drain.id_retention_sec * 1000, cold_reader(settings, client, clock)
+        self._by_id = MessagesById(client, self._keys, retention_ms, scripts, now_ms, read_cold)
 
         def new_committer() -> Committer:
             stores = open_shards(client, settings.redis, scripts=scripts, now_ms=now_ms)

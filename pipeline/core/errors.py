@@ -6,6 +6,7 @@
     │   ├── StoreUnavailable    the server did not answer, or not yet: wait and try the same call again
     │   │   └── StoreFull       its memory is full: nothing of the call was done
     │   └── StoreProtocolError  the server answered something we don't know: stop, the state may be another program's
+    ├── ColdUnavailable         the folder of cold messages can't be used now: wait and try the same again
     ├── RequestRefused          a program's request breaks a rule: correct it
     ├── VersionDiffers          a message was changed meanwhile: look at it again
     ├── SinkClosed              the reader is gone: give the claims back, exit 1
@@ -38,6 +39,10 @@ class StoreFull(StoreUnavailable):
 
 class StoreProtocolError(StoreError):
     """The server gave an answer that this version doesn't know."""
+
+
+class ColdUnavailable(PipelineError):
+    """The folder of cold messages is away or full; a part of what was asked may be done, and may be asked for again."""
 
 
 class RequestRefused(PipelineError, ValueError):

@@ -95,6 +95,15 @@ class LoopCollector(Collector):
             forecast.overdue_ms / 1_000,
         )
         yield self._gauge("held_messages", "Messages that came due while their topic was paused.", forecast.held)
+        yield self._gauge("cold_messages", "Messages that wait in cold files.", forecast.cold)
+        cold_due = GaugeMetricFamily(
+            "duetime_cold_due_timestamp_seconds",
+            "When the hour begins in which the first of these is due; absent if there are none.",
+            labels=["namespace"],
+        )
+        if forecast.cold_due_ms is not None:
+            cold_due.add_metric([self._namespace], forecast.cold_due_ms / 1_000)
+        yield cold_due
         yield self._gauge("outbox_messages", "Messages that wait to be written to Kafka.", forecast.outbox)
         meaning = "How long the oldest of these waits, 0 if there is none."
         yield self._gauge("outbox_age_seconds", meaning, forecast.outbox_ms / 1_000)

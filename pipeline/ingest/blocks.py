@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 from pyspark import TaskContext
 
 from pipeline.core.errors import PipelineError
-from pipeline.core.ids import MESSAGE_ID_LENGTH, TOKEN_HALF_BITS, encode_token
+from pipeline.core.ids import MESSAGE_ID_LENGTH, TOKEN_HALF_BITS, encode_token, token_epoch_ms
 from pipeline.core.validation import REQUEST_BYTES_MAX
 from pipeline.ingest.columns import join
 from pipeline.ingest.parsing import ParsedPart, as_hex
@@ -170,12 +170,14 @@ def store_blocks(lines: Iterable[bytes], settings: WriterSettings) -> Summary:
     Raises:
         PipelineError: one is damaged.
     """
-    writers, summary = open_shard_writers(settings, Patience()), Summary()
+    writers, summary, cold = open_shard_writers(settings, Patience()), Summary(), settings.cold
     for line in lines:
         part = read_block(line)
         summary.add(Summary(part.lines))
+        # A token begins with the time of the call that wrote the block, so all who store it split it in the same way.
+        cold_from_ms = cold.cold_from_ms(token_epoch_ms(part.part_id)) if cold else None
         for shard, share in split_by_shard(part, len(writers)).items():
-            writers[shard].add(PartQueue(share))
+            writers[shard].add(PartQueue(share, cold_from_ms=cold_from_ms))
     for writer in writers:
         summary.add(writer.finish())
     return summary

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from pipeline.config import RedisSettings, Settings
+    from pipeline.ingest.cold_folder import ColdPlace
     from pipeline.ingest.sources import Source
 
 log = logging.getLogger(__name__)
@@ -64,7 +65,13 @@ def command_of(python: str) -> list[str]:
     return ["sh", "-c", _SHELL, python, _PROGRAM]
 
 
-def check_executors(spark: "SparkSession", settings: "Settings", redis: "RedisSettings", source: "Source") -> str:
+def check_executors(
+    spark: "SparkSession",
+    settings: "Settings",
+    redis: "RedisSettings",
+    source: "Source",
+    cold: "ColdPlace | None" = None,
+) -> str:
     """Ask each executor that is there now; one whose clock is wrong is a warning.
 
     Returns:
@@ -84,7 +91,7 @@ def check_executors(spark: "SparkSession", settings: "Settings", redis: "RedisSe
     rejects = Path(settings.ingest.rejects).absolute()
     mark = mark_folder(rejects)
     packages = [*PACKAGES, *([KAFKA_PACKAGE] if settings.ingest.source == "kafka" else [])]
-    asked = question(redis, source, rejects, mark, packages)
+    asked = question(redis, source, rejects, mark, packages, cold)
     asked["paths"] = list(context._python_includes or ())
     answers = _ask(context, json.dumps(asked), SystemClock())
     for warning in judge(answers, settings.redis.clock_skew_ms_max):
@@ -94,7 +101,12 @@ def check_executors(spark: "SparkSession", settings: "Settings", redis: "RedisSe
 
 
 def question(
-    redis: "RedisSettings", source: "Source", rejects: Path, mark: str, packages: Sequence[str]
+    redis: "RedisSettings",
+    source: "Source",
+    rejects: Path,
+    mark: str,
+    packages: Sequence[str],
+    cold: "ColdPlace | None" = None,
 ) -> dict[str, Any]:
     """Return what an executor is asked."""
     landing = Path(source.location, SOURCE_ID_NAME)
@@ -104,6 +116,7 @@ def question(
         "packages": list(packages),
         "input": [source.location, source.source_id] if landing.exists() else None,  # else Spark has its own ways there
         "rejects": [str(rejects), mark],
+        "cold": [cold.folder, cold.folder_id] if cold else None,
         "redis": b64encode(pickle.dumps(redis)).decode(),
     }
 
@@ -167,6 +180,8 @@ def _find_missing(asked: dict[str, Any]) -> list[str]:
         missing.append(f"the driver's input folder at {asked['input'][0]}")
     if read_mark(Path(asked["rejects"][0])) != asked["rejects"][1]:
         missing.append(f"the driver's rejects folder at {asked['rejects'][0]}")
+    if asked["cold"] and not packages and not _is_cold_folder(*asked["cold"]):
+        missing.append(f"the driver's cold folder at {asked['cold'][0]}")
     if not packages and (failure := _redis_failure(pickle.loads(b64decode(asked["redis"])))):
         missing.append(f"a way to Redis ({failure.rstrip('.')})")
     return missing
@@ -177,6 +192,16 @@ def _is_input(folder: str, source_id: str) -> bool:
         return Path(folder, SOURCE_ID_NAME).read_text(encoding="ascii", errors="replace").strip() == source_id
     except OSError:
         return False
+
+
+def _is_cold_folder(folder: str, folder_id: str) -> bool:
+    from pipeline.ingest.cold_folder import ColdFolder
+
+    try:
+        ColdFolder(folder, folder_id).check()
+    except PipelineError:
+        return False
+    return True
 
 
 def _redis_failure(settings: "RedisSettings") -> str:

@@ -16,8 +16,10 @@ from typing import Final
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from pipeline.core.ids import LINE_NO_MAX, TOKEN_ALPHABET, TOKEN_HALF_BITS
+from pipeline.core.cold import COLD_HOUR_MAX, COLD_PLACE_LENGTH, HOUR_MS
+from pipeline.core.ids import LINE_NO_MAX, MESSAGE_ID_LENGTH, TOKEN_ALPHABET, TOKEN_HALF_BITS, TOKEN_LENGTH
 from pipeline.core.messages import FORM_PLAIN, Change, Message, Reason, Rejection, Replacement
 from pipeline.core.validation import Kind, validate_line
 from pipeline.ingest.alike_lines import read_alike_lines, read_csv_rows
@@ -33,6 +35,8 @@ AT_ONCE_FROM_LINES: Final = 100  # so many take as long one by one as at once
 _BOM: Final = b"\xef\xbb\xbf"
 _STAMP: Final = re.compile(rb"([0-9]{1,15})\t")
 _HEX_DIGITS: Final = np.frombuffer(b"0123456789abcdef", np.uint8)
+_TOKEN_CODES: Final = np.array([max(TOKEN_ALPHABET.find(chr(code)), 0) for code in range(256)], np.uint8)
+_HEX_CODES: Final = np.array([max("0123456789abcdef".find(chr(code)), 0) for code in range(256)], np.uint8)
 _TOKEN_CHARACTERS: Final = np.frombuffer(TOKEN_ALPHABET.encode(), np.uint8)
 
 
@@ -178,6 +182,24 @@ def as_half(values: Ints) -> pa.Array:
     characters = _TOKEN_CHARACTERS[values[:, None] >> np.arange(TOKEN_HALF_BITS - 6, -1, -6) & 63]
     offsets = np.arange(0, 7 * len(values) + 1, 7, dtype=np.int32)
     return pa.Array.from_buffers(pa.binary(), len(values), [None, pa.py_buffer(offsets), pa.py_buffer(characters)])
+
+
+def cold_places(members: pa.Array, due_ms: Ints) -> pa.Array:
+    """Write the places of cold messages (``core/cold.py``)."""
+    if not len(members):
+        return members
+    message_ids = pc.binary_slice(members, 0, MESSAGE_ID_LENGTH).cast(pa.binary(MESSAGE_ID_LENGTH))
+    characters = np.frombuffer(message_ids.buffers()[1], np.uint8)[: MESSAGE_ID_LENGTH * len(members)]
+    tokens, lines = np.split(characters.reshape(-1, MESSAGE_ID_LENGTH), [TOKEN_LENGTH], axis=1)
+    hours = np.minimum(due_ms // HOUR_MS, COLD_HOUR_MAX).astype(">u4").view(np.uint8).reshape(-1, 4)
+    parts = (
+        np.unpackbits(hours, axis=1)[:, 12:],
+        np.unpackbits(_TOKEN_CODES[tokens][:, :, None], axis=2)[:, :, 2:].reshape(len(members), -1),
+        np.unpackbits(_HEX_CODES[lines][:, :, None], axis=2)[:, :, 4:].reshape(len(members), -1),
+    )
+    packed = np.packbits(np.concatenate(parts, axis=1), axis=1)
+    offsets = np.arange(0, COLD_PLACE_LENGTH * len(members) + 1, COLD_PLACE_LENGTH, dtype=np.int32)
+    return pa.Array.from_buffers(pa.binary(), len(members), [None, pa.py_buffer(offsets), pa.py_buffer(packed)])
 
 
 def accepted_of(

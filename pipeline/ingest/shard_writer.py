@@ -1,13 +1,22 @@
-"""Storing what a task has for one shard: transaction by transaction, from where the markers are."""
+"""Storing what a task has for one shard: transactions from where the markers are, the file of cold messages before they count."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import asdict
 from functools import partial
 from typing import TypeVar
 
-from pipeline.core.errors import StoreUnavailable
+from pipeline.core.errors import PipelineError, StoreUnavailable
 from pipeline.core.messages import Change
-from pipeline.ingest.stores import Patience, WriterSettings, open_changing_stores, open_stores, wait_until_kept
+from pipeline.ingest.cold_files import cold_file_of
+from pipeline.ingest.stores import (
+    Patience,
+    WriterSettings,
+    open_changing_stores,
+    open_cold_folder,
+    open_stores,
+    retrying,
+    wait_until_kept,
+)
 from pipeline.ingest.summary import Summary
 from pipeline.ingest.transactions import ALL_STORED, PartQueue, Step
 from pipeline.store.base import ChangingStore, Scheduled, SchedulingStore
@@ -47,7 +56,7 @@ class ShardWriter:
         self._waiting.append(queue)
         self._part_ids.append(queue.part_id)
         messages = sum(waiting.left + len(waiting.changes) for waiting in self._waiting)
-        size = sum(waiting.size_to(len(waiting)) for waiting in self._waiting)
+        size = sum(waiting.cost_to(len(waiting))[1] for waiting in self._waiting)
         if len(self._waiting) >= WAITING_FILES or messages >= SORTED_MESSAGES or size >= SORTED_BYTES:
             self._store_waiting()
 
@@ -92,7 +101,9 @@ class ShardWriter:
         if any(queue.changes for queue in queues):
             self._resume(queues)
             self._make_changes(queues)
-        while step := Step(queues, self._settings.transaction_messages, TRANSACTION_BYTES):
+        while step := self._next_step(queues):
+            if cold := step.opens_cold:
+                self._write_cold_files(cold)
             done = self._retrying(partial(self._store_step, step, queues))
             if done is not None:
                 repeated, again = step.advance()
@@ -100,14 +111,31 @@ class ShardWriter:
             else:
                 self._resume(queues)
 
+    def _next_step(self, queues: list[PartQueue]) -> Step:
+        return Step(queues, self._settings.transaction_messages, TRANSACTION_BYTES)
+
+    def _write_cold_files(self, queues: list[PartQueue]) -> None:
+        """Write the cold messages of parts into their files. Whoever does so again, however late, writes the same."""
+        if self._settings.cold is None:
+            raise PipelineError(
+                "Messages of a file were on their way into the cold folder when the job ended, and now cold.folder names none: set "
+                "it again, and cold.horizon_hours = 8784 if no more messages shall go there."
+            )
+        folder = open_cold_folder(self._settings.cold)
+        files = [cold_file_of(queue, self._settings.source_id, self._shard) for queue in queues]
+        retrying(lambda: folder.write(files))  # without end, also where shards are given up: it is the folder of all
+
     def _store_step(self, step: Step, queues: list[PartQueue]) -> Scheduled | None:
         """Try to store a transaction. A server that was away may have lost what was changed, so that is changed again before."""
         if self._was_away:
             self._changing.apply(_changes_left(queues))
         self._was_away = True  # unless it answers
-        done = self._store.schedule(self._settings.source_id, step.transaction)
+        done = self._schedule(step)
         self._was_away = done is None
         return done
+
+    def _schedule(self, step: Step) -> Scheduled | None:
+        return self._store.schedule(self._settings.source_id, step.transaction)
 
     def _resume(self, queues: list[PartQueue]) -> None:
         """Go on from where the markers are; what is stored already, by another writer or before a lost reply, is known."""

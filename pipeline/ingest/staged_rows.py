@@ -25,6 +25,7 @@ from pipeline.core.errors import PipelineError
 from pipeline.core.ids import TOKEN_LENGTH
 from pipeline.core.text import count_text
 from pipeline.ingest.blocks import Packing, rests_of, store_blocks, task_number
+from pipeline.ingest.cold_opening import open_cold
 from pipeline.ingest.parsing import FileText, parse_file
 from pipeline.ingest.stores import Opener, WriterSettings
 from pipeline.ingest.summary import Summary
@@ -155,11 +156,12 @@ def commit(target: Target, name: str, messages: Sequence[WriterCommitMessage | N
                     forget(ours.folder)
         finally:
             forget(target.work, *works_of(staged))
+        cold = open_cold(client, settings.redis, settings.cold)
         campaign, stored = complete(
             campaigns,
             name,
             campaign,
-            lambda found: _load(found, writer_settings(found, settings)),
+            lambda found: _load(found, writer_settings(found, settings, cold)),
             settings.ingest.marker_keep_sec,
         )
         forget(f"{_path_of(campaign.folder)}/{ROWS}")

@@ -7,11 +7,12 @@ from collections.abc import Callable, Collection
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from pipeline.config import DrainSettings, RedisSettings, Settings
 from pipeline.core.clock import Clock, SystemClock
 from pipeline.core.errors import StoreUnavailable
+from pipeline.ingest.cold_folder import ColdFolder, ColdPlace
 from pipeline.store.base import SchedulingStore
 from pipeline.store.by_id import MessagesById
 from pipeline.store.connection import connect
@@ -39,6 +40,7 @@ class WriterSettings:
     tells_history: bool = False  # whether writers tell of the history of the servers that they wrote to
     rejects_mark: str = ""  # of the folder that all writers share, as ``RejectsWriter`` has it
     patience_ms: float = 0  # for the shards that are away, of a batch; 0: no end
+    cold: ColdPlace | None = None  # None: no message of a file is cold
 
 
 def patience_ms_of(redis: RedisSettings, patience_sec: float) -> float:
@@ -51,6 +53,20 @@ def no_slower_than(redis: RedisSettings, limit_ms: float) -> RedisSettings:
     connect_ms, reply_ms = redis.connect_timeout_ms, redis.reply_timeout_ms
     limit = round(limit_ms) or max(connect_ms, reply_ms)
     return replace(redis, connect_timeout_ms=min(connect_ms, limit), reply_timeout_ms=min(reply_ms, limit))
+
+
+class Retry(Protocol):
+    """Makes a call until the server answers, or the folder of cold files can be used."""
+
+    def __call__(self, call: Callable[[], T]) -> T: ...
+
+
+def open_cold_folder(place: ColdPlace) -> ColdFolder:
+    """Return this process's view of the folder of cold files."""
+    key = (os.getpid(), place.folder, place.folder_id)
+    if key not in _cold_folders:
+        _cold_folders[key] = ColdFolder(place.folder, place.folder_id)
+    return _cold_folders[key]
 
 
 def retrying(call: Callable[[], T]) -> T:
@@ -129,6 +145,7 @@ def wait_until_kept(
 
 
 _clients: dict[tuple[int, RedisSettings], Any] = {}
+_cold_folders: dict[tuple[int, str, str], ColdFolder] = {}
 _stores: dict[tuple[int, RedisSettings], list[RedisStore]] = {}
 _changing_stores: dict[tuple[int, WriterSettings], list[MessagesById]] = {}
 

@@ -23,6 +23,8 @@ from pipeline.core.errors import ConfigError, PipelineError
 from pipeline.core.ids import TOKEN_HALF_BITS
 from pipeline.core.text import count_text
 from pipeline.ingest.blocks import BlockWriter, Packer
+from pipeline.ingest.cold_folder import ColdPlace
+from pipeline.ingest.cold_opening import open_cold
 from pipeline.ingest.readers import ALL_OR_FAIL
 from pipeline.ingest.stores import WriterSettings
 from pipeline.ingest.summary import Summary
@@ -73,8 +75,9 @@ def schedule_table(
         if campaign.stage != ours.stage:
             log.info("another call has staged the rows of %s meanwhile: these count", name)
             _Folder(spark, ours.folder).delete()
+    cold = open_cold(client, settings.redis, settings.cold)
     campaign, stored = complete(
-        campaigns, name, campaign, lambda found: _load(spark, found, settings), settings.ingest.marker_keep_sec
+        campaigns, name, campaign, lambda found: _load(spark, found, settings, cold), settings.ingest.marker_keep_sec
     )
     _Folder(spark, f"{campaign.folder}/{ROWS}").delete()
     refused = _refused(spark, campaign, requests.schema)
@@ -177,7 +180,7 @@ def complete(
     return campaign, stored
 
 
-def _load(spark: SparkSession, campaign: Campaign, settings: Settings) -> Summary:
+def _load(spark: SparkSession, campaign: Campaign, settings: Settings, cold: ColdPlace | None) -> Summary:
     """Store the messages that are written down, those that are not stored yet.
 
     Raises:
@@ -186,14 +189,14 @@ def _load(spark: SparkSession, campaign: Campaign, settings: Settings) -> Summar
     folder, done = f"{campaign.folder}/{ROWS}", Summary()
     check_files(campaign, len(_Folder(spark, folder).names()))
     if campaign.files:
-        to_write = writer_settings(campaign, settings)
+        to_write = writer_settings(campaign, settings, cold)
         write = BatchWriter(to_write, SystemClock(), lambda _, summary, __: done.add(summary), BlockWriter(to_write))
         write(_reader(spark).text(folder).where(~F.startswith("value", F.lit("{"))), 0)
     check_rows(campaign, done)
     return done
 
 
-def writer_settings(campaign: Campaign, settings: Settings) -> WriterSettings:
+def writer_settings(campaign: Campaign, settings: Settings, cold: ColdPlace | None) -> WriterSettings:
     """Return what those who store the rows of a campaign need to know."""
     return WriterSettings(
         settings.redis,
@@ -203,6 +206,7 @@ def writer_settings(campaign: Campaign, settings: Settings) -> WriterSettings:
         settings.ingest.wait_for_disk,
         settings.drain.id_retention_sec,
         settings.ingest.wait_for_replicas,
+        cold=cold,
     )
 
 

@@ -21,6 +21,7 @@ from pyspark.sql import types as T
 from pipeline.core.background import made_ahead
 from pipeline.core.clock import Clock
 from pipeline.core.errors import PipelineError
+from pipeline.ingest.cold_folder import ColdPlace
 from pipeline.ingest.parsing import FileText, ParsedPart, parse_file
 from pipeline.ingest.rejects import RejectsWriter, first_reject, reject_record
 from pipeline.ingest.shard_writer import open_shard_writers
@@ -127,14 +128,14 @@ def count_lines(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 
 def _read_parts(
-    batches: Iterable[pa.RecordBatch], shards: int
+    batches: Iterable[pa.RecordBatch], shards: int, cold: ColdPlace | None
 ) -> Iterator[tuple[FileText, ParsedPart, dict[int, PartQueue]]]:
     """Parse files, and sort what each shard gets of them."""
     for file in file_texts(batches):
+        about = file.is_repeated, file.has_waited, cold.cold_from_ms(file.arrival_ms) if cold else None
         for part in parse_file(file):
             split = split_by_shard(part, shards)
-            queues = {shard: PartQueue(share, file.is_repeated, file.has_waited) for shard, share in split.items()}
-            yield file, part, queues
+            yield file, part, {shard: PartQueue(share, *about) for shard, share in split.items()}
 
 
 class PartitionWriter:
@@ -168,7 +169,7 @@ class PartitionWriter:
         shards = open_shard_writers(self._settings, self.patience())
         summary = Summary()
         with RejectsWriter(Path(self._settings.rejects), self._settings.rejects_mark) as rejects:
-            with closing(made_ahead(_read_parts(batches, len(shards)))) as parts:
+            with closing(made_ahead(_read_parts(batches, len(shards), self._settings.cold))) as parts:
                 for file, part, queues in parts:
                     if not summary.file_tokens or summary.file_tokens[-1] != file.token:
                         summary.file_tokens.append(file.token)

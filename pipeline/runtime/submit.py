@@ -54,6 +54,7 @@ Jobs (each has its own --help; only ingest needs Java, and only it has use for s
   jobs/ingest.py        take requests in, on this machine or on a cluster (--master ..., --deploy-mode ...)
   jobs/drain.py         print messages when they are due, or move them into streams
   jobs/consume.py       print the messages of a topic as a consumer of a group
+  jobs/hydrate.py       bring messages of the cold folder into Redis
   jobs/webhooks.py      post the messages of topics to URLs
   jobs/topics.py        list topics and groups; pause and resume topics; show and change settings; drop groups
   jobs/schedule.py      schedule a message, or request lines from a pipe

@@ -1,4 +1,4 @@
-"""The command without arguments: ingest, drain and the dashboard, side by side on this machine, as long as somebody watches.
+"""The command without arguments: ingest, drain, with a cold folder hydrate, and the dashboard, side by side on this machine.
 
 Each child is in a session of its own, so a terminal's Ctrl-C reaches the supervisor alone, which then stops them in order.
 If the supervisor is killed, the kernel sends them SIGTERM (Linux), and the private server stays until they have ended, as
@@ -127,7 +127,7 @@ def supervise(root: Path, settings: Settings) -> int:
         environ = os.environ | ({"REDIS_URL": server.url} if server else {})
         programs = {
             name: plan_program([str(root / "jobs" / f"{name}.py")], environ, root=root, state_dir=state_dir)
-            for name in ("ingest", "drain")
+            for name in ("ingest", "drain", *(["hydrate"] if settings.cold.folder else []))
         }
         os.umask(0o077)  # what anybody makes from here on may hold messages: inbox, rejects, checkpoints, scratch files
         dashboard = Dashboard(state_dir, settings.api.port)
@@ -151,7 +151,7 @@ def supervise(root: Path, settings: Settings) -> int:
             return children[-1]
 
         try:
-            exit_code = _watch(start, children, stops, dashboard, sample, inbox)
+            exit_code = _watch(start, list(programs)[1:], children, stops, dashboard, sample, inbox)
         finally:
             _stop_children(children, stops)
     say("Stopped.")
@@ -182,20 +182,22 @@ def _find_inbox(settings: Settings) -> Path | None:
 
 def _watch(
     start: Callable[[str], Child],
+    others: Sequence[str],
     children: list[Child],
     stops: list[int],
     dashboard: Dashboard,
     sample: Path | None,
     inbox: Path | None,
 ) -> int:
-    """Start ingest, then drain, then the dashboard, and watch them until the end. Returns the exit code."""
+    """Start ingest, then the ``others``, then the dashboard, and watch them until the end. Returns the exit code."""
     ingest = start("ingest")
     up: list[Child] = []
     next_report_s = REPORT_S
     showing = _Showing(start, dashboard)
     while not stops:
         if len(children) == 1 and ingest.has_reached(b"open"):
-            start("drain")
+            for name in others:
+                start(name)
         showing.step(ingest in up)
         for child in children:
             if child is showing.child:

@@ -24,6 +24,13 @@ class MessageRows:
     def __len__(self) -> int:
         return len(self.due_ms)
 
+    def __getitem__(self, part: slice) -> "MessageRows":
+        """Return some rows."""
+        return MessageRows(self.due_ms[part], self.members[part], self.idempotency_keys[part])
+
+
+NO_ROWS = MessageRows([], [], [])
+
 
 @dataclass(frozen=True, slots=True)
 class MarkerMove:
@@ -38,19 +45,22 @@ class MarkerMove:
 class Transaction:
     """Messages and the markers that say that they are stored: all of it happens, once, or nothing.
 
-    Both are in order of ``due_ms``. ``rows`` have no idempotency key; ``identified`` ones have, and are stored only if it is new.
-    ``rejected`` lines are only counted.
+    All are in order of ``due_ms``. ``rows`` have no idempotency key; ``identified`` ones have, and are stored only if it is new.
+    Those that are ``cold`` wait in a file, and are only counted here; ``cold_identified`` are those with a key, if it is new, and
+    have their places (``cold.cold_place``) for members. ``rejected`` lines are only counted.
     """
 
     moves: Sequence[MarkerMove]
     rows: MessageRows
     identified: MessageRows
     rejected: int
+    cold: MessageRows = NO_ROWS
+    cold_identified: MessageRows = NO_ROWS
 
 
 @dataclass(frozen=True, slots=True)
 class Scheduled:
-    """How many messages of a transaction are new, and which of ``identified`` are not, as their idempotency keys are known."""
+    """How many messages of a transaction are new, and which of ``identified``, and ``cold_identified`` behind them, are known."""
 
     stored: int
     duplicates: tuple[int, ...] = ()

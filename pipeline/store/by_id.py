@@ -5,15 +5,18 @@ as long as nothing has moved it.
 """
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 from pipeline.core.buckets import bucket_start_ms
-from pipeline.core.errors import VersionDiffers
+from pipeline.core.cold import HOUR_MS, read_cold_place
+from pipeline.core.errors import ColdUnavailable, VersionDiffers
 from pipeline.core.ids import MESSAGE_ID_LENGTH
 from pipeline.core.messages import Cancellation, Change, Message
 from pipeline.store.base import Changed, Found, State
+from pipeline.store.changes import CHANGES_MAX, outcome_of, pages_of, rank
+from pipeline.store.cold import ColdMember, ColdReader, read_no_cold
 from pipeline.store.connection import translated_errors
 from pipeline.store.keys import Keys
 from pipeline.store.places import bucket_or_held, place_of_handle, shard_of_name, version, version_of
@@ -21,8 +24,6 @@ from pipeline.store.scripts import Call, Scripts, run_script, run_scripts
 
 _AFTER: Final = {"get": None, "cancel": State.CANCELLED, "reschedule": State.SCHEDULED}
 MOVES_MAX = 10  # places that a message can be followed to within one call; each move of it takes seconds
-CHANGES_MAX = 100  # a round trip, whose replies may have a message each
-CHANGES_BYTES = 4 * 1024 * 1024  # of their messages, a round trip, give or take one
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +54,8 @@ class MessagesById:
         id_retention_ms: how long it is known that a message was cancelled.
 
         now_ms: tests give a clock; None means the server's.
+
+        read_cold: returns a message that waits in a cold file.
     """
 
     def __init__(
@@ -62,8 +65,10 @@ class MessagesById:
         id_retention_ms: int,
         scripts: Scripts | None = None,
         now_ms: Callable[[], int] | None = None,
+        read_cold: ColdReader = read_no_cold,
     ) -> None:
         self._client = client
+        self._read_cold = read_cold
         self._shards = shards
         self._id_retention_ms = id_retention_ms
         self._scripts = scripts or Scripts()
@@ -149,7 +154,7 @@ class MessagesById:
         for change in changes:
             of_key.setdefault(change.key, []).append(change)
         total: Counter[str] = Counter()
-        for page in _pages(max(same, key=_rank) for same in of_key.values()):
+        for page in pages_of(max(same, key=rank) for same in of_key.values()):
             calls = [
                 self._by_id("cancel", change.key, in_any_case=True)
                 if isinstance(change, Cancellation)
@@ -157,7 +162,7 @@ class MessagesById:
                 for change in page
             ]
             for change, found in zip(page, self._follow_all(calls), strict=True):
-                outcome = _outcome(change, found)
+                outcome = outcome_of(change, found)
                 total[outcome] += 1
                 total["late" if outcome == "late" else "duplicates"] += len(of_key[change.key]) - 1
         return Changed(**total)
@@ -224,11 +229,32 @@ class MessagesById:
         for _ in range(MOVES_MAX):
             if call.accepts and not call.accepts(place):
                 raise VersionDiffers(f"The message {call.name} is another version than expected: look at it again.")
-            reply = run_script(self._client, self._scripts, *_script_call(keys, call, place))
+            cold = self._find_cold(keys, call, place)
+            member = cold.member if cold else b""
+            reply = run_script(self._client, self._scripts, *_script_call(keys, call, place, member))
+            if reply[0] == b"COLD" and not cold:
+                raise ColdUnavailable(
+                    f"The message {call.name} waits in a cold file that can't be read: see to cold.folder."
+                )
             if reply[0] != b"MOVED":
-                return _read_reply(call, reply, place)
+                return _read_reply(call, reply, place, cold)
             place = reply[1]
         return Found(State.IN_FLIGHT)
+
+    def _find_cold(self, keys: Keys, call: _Call, place: bytes) -> ColdMember | None:
+        """Look for the message of a place in the cold files, if it is one of these and the message is wanted.
+
+        Where it leads is decided by the script, later: the message may be on its way into Redis.
+        """
+        found = read_cold_place(place) if call.script == "by_id" else None
+        if not found:
+            return None
+        try:
+            return self._read_cold(found[0], keys.shard)
+        except ColdUnavailable:
+            if call.after is State.CANCELLED:
+                return None
+            raise
 
     def _follow_all(self, calls: Sequence[_Call]) -> list[Found]:
         """Call a script for each of some messages, all in one round trip; what has moved meanwhile is asked for again."""
@@ -246,6 +272,8 @@ class MessagesById:
             for index, reply in zip(left, run_scripts(self._client, self._scripts, asked), strict=True):
                 if reply[0] == b"MOVED":
                     places[index] = reply[1]
+                elif reply[0] == b"COLD":
+                    found[index] = self._follow(calls[index])
                 else:
                     found[index] = _read_reply(calls[index], reply, places[index])
         for index in {*range(len(calls))} - {*keyed} if len(self._shards) > 1 else ():
@@ -254,45 +282,24 @@ class MessagesById:
         return [found[index] for index in range(len(calls))]
 
 
-def _rank(change: Change) -> tuple[bool, str]:
-    """Return what is greater for the change that wins among those of one key."""
-    return (True, "") if isinstance(change, Cancellation) else (False, change.message.message_id)
-
-
-def _outcome(change: Change, found: Found) -> str:
-    """Return what a change counts as, by the name in ``Changed``."""
-    if found.state in (State.IN_FLIGHT, State.DELIVERED):
-        return "late"
-    if isinstance(change, Cancellation):
-        return "cancelled" if found.message or found.state is State.UNKNOWN else "duplicates"
-    is_there = found.message is not None and found.message.message_id == change.message.message_id
-    return "replaced" if is_there else "duplicates"
-
-
-def _pages(changes: Iterable[Change]) -> Iterator[list[Change]]:
-    """Cut changes into as many as go in one round trip."""
-    page: list[Change] = []
-    size = 0
-    for change in changes:
-        page.append(change)
-        size += 0 if isinstance(change, Cancellation) else len(change.message.body)
-        if len(page) == CHANGES_MAX or size >= CHANGES_BYTES:
-            yield page
-            page, size = [], 0
-    if page:
-        yield page
-
-
-def _script_call(keys: Keys, call: _Call, place: bytes) -> Call:
+def _script_call(keys: Keys, call: _Call, place: bytes, cold_member: bytes = b"") -> Call:
+    more = [cold_member] if call.script == "by_id" else []
     here = bucket_or_held(keys, place)
     there = here if call.due_ms is None else keys.bucket(bucket_start_ms(call.due_ms))
     names = [keys.places(), keys.ids(), keys.cancelled(), keys.buckets(), here, there, keys.attempts(), keys.counters()]
-    return call.script, names, [*call.arguments(place), keys.wake()]
+    return call.script, [*names, keys.cold()], [*call.arguments(place), keys.wake(), *more]
 
 
-def _read_reply(call: _Call, reply: Sequence[bytes], place: bytes) -> Found:
+def _read_reply(call: _Call, reply: Sequence[bytes], place: bytes, cold: ColdMember | None = None) -> Found:
     """Say what a script answered about the message of a place."""
     status, member, score = reply[0], reply[1], reply[2]
+    if not member and status in (b"OK", b"COLD") and (where := read_cold_place(place)):
+        if cold:
+            message = Message.read_member(cold.member, cold.due_ms)
+        else:  # cancelled without a look into its file
+            message = Message(where[1] * HOUR_MS, "", id=call.name, message_id=where[0])
+        is_cold = status == b"COLD"
+        return Found(State.SCHEDULED if is_cold else State.CANCELLED, message, version_of(place) if is_cold else "")
     if status not in (b"OK", b"STORED"):
         return Found(State(status.decode().lower()))
     is_held = b":" in place and member.startswith(place[:MESSAGE_ID_LENGTH])

@@ -58,7 +58,7 @@ class Keys:
         return self._key("attempts")
 
     def places(self) -> str:
-        """HASH: idempotency key -> message id, score, ``r`` of a replacement, ``:<topic>`` if held; of what has not ended."""
+        """HASH: idempotency key -> message id, score, ``r`` of a replacement, ``:<topic>`` if held, or a ``cold_place``."""
         return self._key("places")
 
     def ids(self) -> str:
@@ -72,6 +72,22 @@ class Keys:
     def aside(self, key: str) -> str:
         """Where ``key`` is within a transaction that must not happen; see ``check_ids.lua``."""
         return f"{key}:aside"
+
+    def cold(self) -> str:
+        """HASH: hour since the epoch -> how many messages that are due in it wait in cold files."""
+        return self._key("cold")
+
+    def hydrator(self) -> str:
+        """STRING: the process that brings cold messages of this shard into Redis; it expires with its lease."""
+        return self._key("hydrator")
+
+    def hydration(self, hydrator_id: str) -> str:
+        """HASH: what such a process has done since it started; it expires."""
+        return self._key(f"hydration:{hydrator_id}")
+
+    def hydrations(self) -> str:
+        """ZSET: hydrator id -> epoch ms of its last heartbeat, on the server's clock, of every one that has such a hash."""
+        return self._key("hydrations")
 
     def marker(self, source_id: str, part_id: str) -> str:
         """STRING: how far a part of a landing file is stored; a key of its own, so that writers of others don't touch it."""

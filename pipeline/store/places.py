@@ -1,13 +1,15 @@
 """Where a message that waits is, as text: its place, its handle, its version.
 
 A place is what ``include/places.lua`` writes: the message id and the score, and what else it says. Who has no idempotency key has a
-handle, which says the place; and the version of what waits is its place, too, so that it changes with it.
+handle, which says the place; and the version of what waits is its place, too, so that it changes with it. A message that waits
+in a cold file has a place of another form (``core/cold.py``).
 """
 
 import re
 from typing import Final
 
 from pipeline.core.buckets import bucket_start_ms
+from pipeline.core.cold import COLD_PLACE_LENGTH, read_cold_place
 from pipeline.core.ids import MESSAGE_ID_LENGTH, TOKEN_LENGTH
 from pipeline.core.messages import Message
 from pipeline.store.keys import Keys
@@ -41,6 +43,8 @@ def place_of_handle(name: str) -> bytes:
 
 def version_of(place: bytes) -> str:
     """Return the version of the message of a place, "" of no place."""
+    if cold := read_cold_place(place):
+        return f"{cold[0]}-cold"
     read = _PLACE.fullmatch(place.decode("utf-8", "replace"))
     return version(read[1], int(read[2]), bool(read[3])) if read else ""
 
@@ -51,7 +55,9 @@ def version(message_id: str, score: int, is_held: bool = False) -> str:
 
 
 def bucket_or_held(keys: Keys, place: bytes) -> str:
-    """Return the key that a place is in; of no place any bucket."""
+    """Return the key that a place is in; of no place, or one in a cold file, any bucket."""
+    if len(place) == COLD_PLACE_LENGTH:
+        return keys.bucket(0)
     read = _PLACE.fullmatch(place.decode("utf-8", "replace"))
     if read and read[3]:
         return keys.held(read[3])

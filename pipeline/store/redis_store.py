@@ -10,6 +10,7 @@ from pipeline.config import DrainSettings
 from pipeline.core.errors import StoreProtocolError
 from pipeline.store.base import Ack, Claim, ClaimedMessage, ClaimReply, Exchange, Moved, Scheduled, Transaction
 from pipeline.store.connection import server_ms, translated_errors
+from pipeline.store.hydration import hydrate
 from pipeline.store.keys import Keys
 from pipeline.store.replication import read_position, wait_for_copies
 from pipeline.store.routes import Targets
@@ -78,6 +79,14 @@ class RedisStore:
         """
         with translated_errors(), self._connection() as connection:
             return schedule(connection, self._keys, self._scripts, source_id, transaction, self._now())
+
+    def hydrate(self, source_id: str, transaction: Transaction) -> Scheduled | None:
+        """Bring cold messages back, as ``schedule`` stores new ones; ``cold_identified`` says where those with a key were.
+
+        Those whose key leads elsewhere by now are left out, and not counted in what is returned.
+        """
+        with translated_errors(), self._connection() as connection:
+            return hydrate(connection, self._keys, self._scripts, source_id, transaction, self._now())
 
     def wait_for_copies(self, on_disk: bool, replicas: int = 0) -> None:
         """Return when what the server has taken so far is where it should be; see ``replication.wait_for_copies``."""

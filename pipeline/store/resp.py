@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pipeline.core.buckets import BUCKET_WIDTH_MS, bucket_start_ms
+from pipeline.core.cold import COLD_HOUR_MAX, HOUR_MS
 from pipeline.core.ids import MESSAGE_ID_LENGTH
 from pipeline.store.base import MessageRows
 
@@ -57,6 +58,46 @@ def frame_rows(rows: MessageRows, key_of: Callable[[int], str]) -> FramedRows:
     )
 
 
+def frame_cold_places(rows: MessageRows, key: str) -> bytes:
+    """Frame an HSET of the places of cold messages, which their rows have for members, by their idempotency keys."""
+    header = _frame_header(2 + 2 * len(rows)) + _frame(("HSET", key))
+    return header + b"".join(_frame_columns(rows.idempotency_keys, rows.members).to_pylist())
+
+
+def count_hours(rows: MessageRows) -> dict[int, int]:
+    """Return how many cold messages count for each hour since the epoch (``cold.hour_of``) that has any."""
+    if not len(rows):
+        return {}
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    hours = pc.divide(pa.array(rows.due_ms, pa.int64()), HOUR_MS)
+    counts = pc.value_counts(pc.min_element_wise(hours, COLD_HOUR_MAX))
+    return dict(zip(*(counts.field(name).to_pylist() for name in ("values", "counts")), strict=True))
+
+
+def frame_cold_rows(rows: MessageRows, places: MessageRows) -> tuple[int, list[int], Callable[[Sequence[int]], bytes]]:
+    """Frame messages with idempotency keys as arguments of ``hydrate.lua``, which finds each by its place in a cold file.
+
+    Returns:
+        How many arguments they are; the starts of their buckets; and what frames them, given the starts of all buckets.
+    """
+    if not len(rows):
+        return 0, [], lambda starts: b""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    due_ms = pa.array(rows.due_ms, pa.int64())
+    bucket_starts = pc.multiply(pc.divide(due_ms, BUCKET_WIDTH_MS), BUCKET_WIDTH_MS)
+
+    def framed(starts: Sequence[int]) -> bytes:
+        buckets = pc.index_in(bucket_starts, pa.array(starts, pa.int64()))
+        columns = rows.idempotency_keys, places.members, due_ms, rows.members, buckets
+        return b"".join(_frame_columns(*columns).to_pylist())
+
+    return 5 * len(rows), pc.unique(bucket_starts).to_pylist(), framed
+
+
 def frame_places(rows: MessageRows, key: str) -> bytes:
     """Frame an HSET of the places of messages (``lua/include/places.lua``) by their idempotency keys."""
     header = _frame_header(2 + 2 * len(rows)) + _frame(("HSET", key))
@@ -78,6 +119,17 @@ def frame_names(rows: MessageRows) -> bytes:
     if isinstance(rows.members, list):
         return _frame(rows.idempotency_keys)
     return _joined(_frame_columns(rows.idempotency_keys))
+
+
+def join(first: MessageRows, second: MessageRows) -> MessageRows:
+    """Return the rows of both, one behind the other."""
+    if not len(first) or not len(second):
+        return first if len(first) else second
+    import pyarrow as pa
+
+    columns = zip(*((rows.due_ms, rows.members, rows.idempotency_keys) for rows in (first, second)), strict=True)
+    due_ms, *texts = ([pa.array(part) for part in column] for column in columns)
+    return MessageRows(pa.concat_arrays(due_ms).to_numpy(), *map(pa.concat_arrays, texts))
 
 
 def repeated(rows: MessageRows) -> list[int]:

@@ -6,7 +6,7 @@ from typing import TypeVar
 
 from pipeline.core.backoff import backoff_ms
 from pipeline.core.clock import Clock
-from pipeline.core.errors import StoreFull, StoreUnavailable
+from pipeline.core.errors import ColdUnavailable, StoreFull, StoreUnavailable
 
 log = logging.getLogger(__name__)
 
@@ -23,9 +23,9 @@ def retry_until_available(
     stopping: Callable[[], bool] = lambda: False,
     waits_when_full: bool = True,
 ) -> T:
-    """Make a call to a store again until the server answers it.
+    """Make a call to a store again until the server answers it, or to a folder of cold files until it is there.
 
-    Every call of ``SchedulingStore``, ``DrainStore`` and ``GroupStore`` may be repeated.
+    Every call of ``SchedulingStore``, ``DrainStore``, ``GroupStore`` and ``ColdFolder`` may be repeated.
 
     Args:
         wait: pauses for so many milliseconds, or less.
@@ -34,22 +34,23 @@ def retry_until_available(
 
         waits_when_full: also for a server to have memory again.
     Raises:
-        StoreUnavailable: ``stopping`` turned true first.
+        StoreUnavailable, ColdUnavailable: ``stopping`` turned true first.
         StoreFull: as said.
     """
-    failures, complained_ms = 0, 0.0
+    failures, complained_ms, what = 0, 0.0, ""
     while True:
         try:
             result = call()
-        except StoreUnavailable as exc:
+        except (StoreUnavailable, ColdUnavailable) as exc:
             if stopping() or (isinstance(exc, StoreFull) and not waits_when_full):
                 raise
             failures += 1
             if failures == 1 or clock.monotonic_ms() - complained_ms >= COMPLAIN_MS:
-                log.warning("waiting for Redis: %s", exc)
+                what = "Redis" if isinstance(exc, StoreUnavailable) else "the cold folder"
+                log.warning("waiting for %s: %s", what, exc)
                 complained_ms = clock.monotonic_ms()
             wait(backoff_ms(failures, random))
         else:
             if failures:
-                log.warning("Redis answers again")
+                log.warning("%s", "Redis answers again" if what == "Redis" else f"{what} can be used again")
             return result

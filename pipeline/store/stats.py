@@ -5,7 +5,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from pipeline.core.buckets import BUCKET_WIDTH_MS
+from pipeline.core.cold import HOUR_MS
 from pipeline.core.errors import StoreUnavailable
+from pipeline.store.cold import read_cold_hours
 from pipeline.store.connection import server_ms, translated_errors
 from pipeline.store.entries import entry_id_of
 from pipeline.store.heartbeats import read_ingests
@@ -27,12 +30,13 @@ EPOCH_MS_MAX = 2**53  # a score beyond this, such as infinity, is not a time tha
 class Stats:
     """What a namespace holds, in messages; times are epoch ms UTC on the server's clock.
 
-    ``held`` came due while its topic was paused: it counts as ``scheduled``, and not as late. ``next_due_ms`` is of what is
-    scheduled and not held, None if nothing is. ``overdue_ms`` is how late the oldest message is that is scheduled or in flight,
-    0 if none is; ``late`` how many of these were due more than ``LATE_MS`` ago: of a claim all, if its first was.
-    ``dead`` are the dead letters that are there, ``counters`` the totals of the namespace. ``outbox`` are those that have left
-    the schedule and wait to be written to Kafka, the oldest for ``outbox_ms``. ``buckets`` has the number of messages of each ten
-    minutes by their start, without those that are held. What the shards hold that are ``away`` is not counted.
+    ``held`` came due while its topic was paused: it counts as ``scheduled``, and not as late. So does what is ``cold`` and waits in
+    files; the hour in which the first of it is due begins at ``cold_due_ms``. ``next_due_ms`` is of what is scheduled in Redis and
+    not held, None if nothing is. ``overdue_ms`` is how late the oldest message is that is scheduled or in flight, 0 if none is;
+    ``late`` how many of these were due more than ``LATE_MS`` ago: of a claim all, if its first was. ``dead`` are the dead letters
+    that are there, ``counters`` the totals of the namespace. ``outbox`` are those that have left the schedule and are to be written
+    to Kafka, the oldest for ``outbox_ms``. ``buckets`` has the number of messages of each ten minutes by their start, without those
+    that are held; of cold ones a sixth of their hour. What the shards hold that are ``away`` is not counted.
     """
 
     now_ms: int
@@ -47,12 +51,14 @@ class Stats:
     outbox: int = 0
     outbox_ms: int = 0
     buckets: Mapping[int, int] = field(default_factory=dict)
+    cold: int = 0
+    cold_due_ms: int | None = None
     away: Sequence[int] = ()  # shards that do not answer
 
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """How many messages are due when; ``now_ms``, ``held``, ``next_due_ms``, ``overdue_ms`` and the outbox as in ``Stats``.
+    """How many messages are due when; ``now_ms``, ``held``, ``next_due_ms``, ``overdue_ms``, cold ones and outbox as in ``Stats``.
 
     ``buckets`` has the number of scheduled messages of each ten minutes by their start, of the oldest ``BUCKETS_MAX`` of each
     shard; ``held`` is of the first ``PAUSED_MAX`` topics that are paused. ``lags`` has what the last batch of each ingest job left
@@ -70,6 +76,8 @@ class Forecast:
     lags: Mapping[str, int] = field(default_factory=dict)
     waiting: Sequence[Waiting] = ()
     away: Sequence[int] = ()  # shards that do not answer
+    cold: int = 0
+    cold_due_ms: int | None = None
 
 
 def read_stats(client: Any, shards: Sequence[Keys], now_ms: int | None = None) -> Stats:
@@ -83,7 +91,7 @@ def read_stats(client: Any, shards: Sequence[Keys], now_ms: int | None = None) -
         StoreError: no shard answers, or an error.
     """
     looks, outboxes, counters = [], [], Counter[str]()
-    buckets = Counter[int]()
+    buckets, cold = Counter[int](), Counter[int]()
     held = in_flight = late = dead = 0
     away = []
     for keys in shards:
@@ -101,6 +109,7 @@ def read_stats(client: Any, shards: Sequence[Keys], now_ms: int | None = None) -
                 dead_here = sum(ask_each(client, ("XLEN",), [keys.dead(topic) for topic in topics]))
                 outbox = _look_into_outbox(client, keys)
                 counted = client.hgetall(keys.counters())
+            cold_here = read_cold_hours(client, [keys])
         except StoreUnavailable:
             away.append(keys.shard)
             if len(away) == len(shards):
@@ -108,6 +117,7 @@ def read_stats(client: Any, shards: Sequence[Keys], now_ms: int | None = None) -
             continue
         looks.append(look)
         buckets.update(look.buckets)
+        cold.update(cold_here)
         outboxes.append(outbox)
         counters.update({name.decode(): int(value) for name, value in counted.items()})
         in_flight, late = in_flight + sum(lengths), late + late_here
@@ -116,7 +126,7 @@ def read_stats(client: Any, shards: Sequence[Keys], now_ms: int | None = None) -
     return Stats(
         away=away,
         now_ms=now_ms,
-        scheduled=sum(buckets.values()) + held,
+        scheduled=sum(buckets.values()) + held + cold.total(),
         held=held,
         in_flight=in_flight,
         late=late,
@@ -126,7 +136,9 @@ def read_stats(client: Any, shards: Sequence[Keys], now_ms: int | None = None) -
         counters=counters,
         outbox=sum(length for length, _ in outboxes),
         outbox_ms=_outbox_ms(outboxes, now_ms),
-        buckets=buckets,
+        buckets=buckets + _by_bucket(cold),
+        cold=cold.total(),
+        cold_due_ms=_first_of(cold),
     )
 
 
@@ -138,9 +150,11 @@ def read_forecast(client: Any, shards: Sequence[Keys]) -> Forecast:
     """
     now_ms = first_that_answers(shards, lambda keys: server_ms(client_of(client, keys)))
     looks, outboxes, buckets, held, away = [], [], Counter[int](), 0, []
+    cold = Counter[int]()
     for keys in shards:
         try:
             with translated_errors():
+                cold_here = read_cold_hours(client, [keys])
                 look, outbox = _look(client, keys, BUCKETS_MAX, CLAIMS_MAX), _look_into_outbox(client, keys)
                 paused = [topic.decode("utf-8", "replace") for topic in client.hkeys(keys.pauses())[:PAUSED_MAX]]
                 held_here = sum(ask_each(client, ("ZCARD",), [keys.held(topic) for topic in paused]))
@@ -153,11 +167,12 @@ def read_forecast(client: Any, shards: Sequence[Keys]) -> Forecast:
         outboxes.append(outbox)
         buckets.update(look.buckets)
         held += held_here
+        cold.update(cold_here)
     is_told = shards[0].shard not in away  # jobs tell of themselves there
     lags = {each.reads: each.last_lag for each in read_ingests(client, shards[0])} if is_told else {}
     return Forecast(
         now_ms=now_ms,
-        buckets=buckets,
+        buckets=buckets + _by_bucket(cold),
         held=held,
         next_due_ms=_next_due_ms(looks),
         overdue_ms=_overdue_ms(looks, now_ms),
@@ -166,6 +181,8 @@ def read_forecast(client: Any, shards: Sequence[Keys]) -> Forecast:
         lags={reads: lag for reads, lag in lags.items() if lag is not None},
         waiting=read_waiting(client, shards[0]) if is_told else (),
         away=away,
+        cold=cold.total(),
+        cold_due_ms=_first_of(cold),
     )
 
 
@@ -216,6 +233,20 @@ def _look_into_outbox(client: Any, keys: Keys) -> tuple[int, int]:
     pipeline.xrange(keys.outbox(), count=1)
     length, first = pipeline.execute()
     return length, entry_id_of(first[0][0].decode())[0] if first else 0
+
+
+def _by_bucket(cold: Counter[int]) -> Counter[int]:
+    """Spread what is cold evenly over the ten minutes of its hour: when each is due is known to its file alone."""
+    parts = HOUR_MS // BUCKET_WIDTH_MS
+    spread = Counter[int]()
+    for hour, messages in cold.items():
+        for part in range(parts):
+            spread[hour * HOUR_MS + part * BUCKET_WIDTH_MS] = (messages + parts - 1 - part) // parts
+    return spread
+
+
+def _first_of(cold: Counter[int]) -> int | None:
+    return min(cold) * HOUR_MS if cold else None
 
 
 def _outbox_ms(outboxes: Sequence[tuple[int, int]], now_ms: int) -> int:

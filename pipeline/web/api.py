@@ -10,10 +10,18 @@ from typing import Any, Final, TypeVar
 from uvicorn.server import ServerState
 
 from pipeline.client import AsyncDuetime, Receipt
+from pipeline.client.cold import cold_reader
 from pipeline.client.patience import Patience
 from pipeline.config import Settings
 from pipeline.core.clock import Clock
-from pipeline.core.errors import RequestRefused, StoreError, StoreFull, StoreUnavailable, VersionDiffers
+from pipeline.core.errors import (
+    ColdUnavailable,
+    RequestRefused,
+    StoreError,
+    StoreFull,
+    StoreUnavailable,
+    VersionDiffers,
+)
 from pipeline.core.messages import Message
 from pipeline.store.by_id import MessagesById
 from pipeline.store.keys import Keys
@@ -57,7 +65,12 @@ class Api:
         self._patience = Patience(clock, settings.api.patience_sec)
         self.keyed = KeyedBatches(
             open_shards(client, settings.redis),
-            MessagesById(client, shards, settings.drain.id_retention_sec * 1000),
+            MessagesById(
+                client,
+                shards,
+                settings.drain.id_retention_sec * 1000,
+                read_cold=cold_reader(settings, client, clock),
+            ),
             self._patience,
             clock,
             settings.ingest.marker_keep_sec,
@@ -144,6 +157,8 @@ def problem_of(error: BaseException) -> Problem | None:
         return Problem("version_differs", str(error))
     if isinstance(error, StoreFull):
         return Problem("store_full", "Send it again when there is room; what is stored is delivered meanwhile.")
+    if isinstance(error, ColdUnavailable):
+        return Problem("cold_away", str(error))
     if isinstance(error, StoreUnavailable | TimeoutError):
         return Problem("store_away", "Send it again with the same id or Idempotency-Key, and it is done once.")
     if isinstance(error, StoreError):

@@ -6,6 +6,7 @@ from typing import Any, Final
 
 from starlette.responses import RedirectResponse, Response
 
+from pipeline.client.cold import cold_reader
 from pipeline.core.text import count_text
 from pipeline.store.by_id import MessagesById
 from pipeline.web.access import ANYBODY, Access, Caller, Right
@@ -56,7 +57,11 @@ class Site:
         self.sessions = Sessions(lambda: api.clock.monotonic_ms() / 1000)
         self.templates = templates()
         self.hub = Hub(api, self.templates)
-        self.by_id = MessagesById(api.client, api.shards, api.settings.drain.id_retention_sec * 1000)
+        retention_ms, read_cold = (
+            api.settings.drain.id_retention_sec * 1000,
+            cold_reader(api.settings, api.client, api.clock),
+        )
+        self.by_id = MessagesById(api.client, api.shards, retention_ms, read_cold=read_cold)
 
     def visitor(self, call: Call) -> Visitor:
         """Return who looks."""

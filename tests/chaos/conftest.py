@@ -45,8 +45,8 @@ def open_rig(server: RealServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     with ExitStack() as stack:
         stack.callback(server.client().config_set, "maxmemory", 0)
 
-        def open_one(shards: int = 1) -> Rig:
-            return stack.enter_context(closing(Rig(server, tmp_path, shards)))
+        def open_one(shards: int = 1, has_cold: bool = False) -> Rig:
+            return stack.enter_context(closing(Rig(server, tmp_path, shards, has_cold)))
 
         yield open_one
     gc.collect()  # what a planted fault leaves open is told here, and not to the next test

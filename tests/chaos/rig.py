@@ -14,15 +14,19 @@ import pytest
 from pyspark.sql import Row
 from pyspark.sql.pandas.types import to_arrow_schema
 
-from pipeline.config import RedisSettings
+from pipeline.config import ColdSettings, RedisSettings
 from pipeline.core.buckets import BUCKET_WIDTH_MS
 from pipeline.core.clock import SystemClock
 from pipeline.core.errors import StoreProtocolError
 from pipeline.core.messages import Message
+from pipeline.ingest.cold_folder import IDENTITY_NAME, ColdFolder, ColdPlace
+from pipeline.ingest.cold_opening import open_cold
+from pipeline.ingest.hydration import Hydrator
 from pipeline.ingest.schemas import FILE_ROW
 from pipeline.ingest.stores import WriterSettings
 from pipeline.ingest.summary import Summary
 from pipeline.ingest.writer import BatchWriter
+from pipeline.store.cold import read_cold_hours
 from pipeline.store.connection import connect
 from pipeline.store.keys import keys_of
 from pipeline.store.shards import open_shards
@@ -33,6 +37,8 @@ from tests.servers import RealServer
 TRANSACTION_MESSAGES = 10
 OTHER_TRANSACTION_MESSAGES = 7
 PAST_MS = 1_600_000_200_000  # where a bucket starts, in 2020
+COLD_FROM_MS = PAST_MS + 900_000
+ARRIVAL_MS = 1_700_000_000_123
 PART_BYTES = 850  # so that the large files are some parts each
 SOURCE_ID = "chaos"
 READS_MAX = (
@@ -48,12 +54,20 @@ class Rig:
     Writers write as a batch of one partition does, over files of ``FILES`` by their numbers.
     """
 
-    def __init__(self, server: RealServer, folder: Path, shards: int = 1) -> None:
+    def __init__(self, server: RealServer, folder: Path, shards: int = 1, has_cold: bool = False) -> None:
+        """Open one.
+
+        Args:
+            has_cold: about half of all messages wait in cold files, and come back before each drain.
+        """
         self.server = server
         self.delivered: Counter[str] = Counter()
+        self.hydrated = 0
         self.lost_files = 0  # as the writers have found out
         self._redis = RedisSettings(url=server.url, namespace=f"test-{uuid.uuid4().hex}", shards=shards)
         self._rejects = folder / "rejects"
+        self._cold_folder = folder / "cold"
+        self._cold = self._tie_folder() if has_cold else None
         self.proxy = Proxy(server.folder / "s", server.folder / f"p-{self._redis.namespace[-8:]}")
         self.stores = running("schedule")  # a transaction
         self.watches = naming("WATCH")  # what a transaction begins with, in a message of its own
@@ -65,7 +79,29 @@ class Rig:
 
     def settings(self, transaction_messages: int = TRANSACTION_MESSAGES) -> WriterSettings:
         redis = replace(self._redis, url=self.proxy.url)
-        return WriterSettings(redis, SOURCE_ID, str(self._rejects), transaction_messages)
+        return WriterSettings(redis, SOURCE_ID, str(self._rejects), transaction_messages, cold=self._cold)
+
+    def _tie_folder(self) -> ColdPlace:
+        with connect(self._redis) as client:
+            tied = open_cold(client, self._redis, ColdSettings(folder=str(self._cold_folder)))
+        assert tied is not None
+        return replace(tied, horizon_ms=COLD_FROM_MS - ARRIVAL_MS)
+
+    def hydrate(self) -> None:
+        """Bring all cold messages back, as all are due."""
+        if self._cold is None:
+            return
+        folder, clock = ColdFolder(self._cold.folder, self._cold.folder_id), SystemClock()
+        with connect(self._redis) as client:
+            stores, keys = open_shards(client, self._redis), keys_of(self._redis)
+            settings = replace(self.settings(), redis=self._redis)
+            hydrator = Hydrator(
+                uuid.uuid4().hex, folder, client, keys, stores, settings, 1, 0, 0, clock, lambda: False, lambda ms: None
+            )
+            for lease in hydrator._leases:  # several drain at once, and none waits for another
+                lease.hold = lambda: True  # type: ignore[method-assign]
+            assert hydrator.look()
+            self.hydrated += hydrator.totals.messages
 
     def write(self, numbers: Iterable[int] | None = None, transaction_messages: int = TRANSACTION_MESSAGES) -> None:
         """Store files in this thread, all of them if nothing else is said, and see that each message is accounted for."""
@@ -94,6 +130,7 @@ class Rig:
 
     def drain(self) -> None:
         """Deliver and acknowledge everything that is stored now."""
+        self.hydrate()
         client = connect(self._redis)
         for store in open_shards(client, self._redis):
             while (claim := store.claim(uuid.uuid4().hex).claim) is not None:
@@ -123,6 +160,10 @@ class Rig:
         assert counters["stored"] == counters["delivered"] == EXPECTED.total()
         assert counters["rejected"] == REJECTED
         assert (self.lost_files > 0) == lost_files
+        if self._cold is not None:
+            assert self.hydrated > EXPECTED.total() // 3
+            assert read_cold_hours(self.server.client(), keys_of(self._redis)) == Counter()
+            assert [path.name for path in self._cold_folder.iterdir()] == [IDENTITY_NAME]
 
 
 class Partition:
@@ -225,7 +266,7 @@ def row_of(number: int) -> pa.RecordBatch:
         "first_line": 1 + 3 * number,
         "kind": "json",
         "file_name": "a.jsonl",
-        "file_arrival_ms": 1_700_000_000_123,
+        "file_arrival_ms": ARRIVAL_MS,
         "is_repeated": False,
         "has_waited": False,
     }

@@ -15,3 +15,11 @@ pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptio
 @pytest.mark.parametrize("check", CHECKS, ids=[check.__name__ for check in CHECKS])
 def test_every_request_is_delivered_once(check: Check, shards: int, open_rig: Callable[[int], Rig]) -> None:
     check(open_rig(shards))
+
+
+@pytest.mark.parametrize("shards", [1, pytest.param(3, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("check", CHECKS, ids=[check.__name__ for check in CHECKS])
+def test_every_request_is_delivered_once_also_if_it_waits_in_a_cold_file(
+    check: Check, shards: int, open_rig: Callable[[int, bool], Rig]
+) -> None:
+    check(open_rig(shards, True))

@@ -31,7 +31,7 @@ pytestmark = [
 READ_SCRIPT = scripts.read_script
 
 SCRIPT = "schedule"
-WATCHING, STORING = (schedule, "_watch"), (schedule, "_store")
+WATCHING, STORING = (schedule, "watch"), (schedule, "_store")
 CONNECTION = (RedisStore, "_connection")
 MARKER_AT = (PartQueue, "marker_at")
 RESUME = (PartQueue, "place_behind")
@@ -153,7 +153,7 @@ MUTANTS = (
     Mutant(
         "idempotency keys are not remembered",
         (faults.nothing_happens,),
-        {STORING: (("frame_places(identified, keys.places())", 'frame_command("PING")'),)},
+        {STORING: (("frame_places(hot_identified, keys.places())", 'frame_command("PING")'),)},
     ),
     Mutant(
         "an idempotency key is remembered by the shard of its file",

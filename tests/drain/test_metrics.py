@@ -195,3 +195,13 @@ def test_retries_count_as_delivered_and_not_for_the_lateness(scraped: Scraped) -
     scraped.totals.count_moved(moved(1) + moved(1, 2, group="billing"), 5)
     assert scraped.value("duetime_delivered_total", topic="mail") == 3 == scraped.totals.delivered
     assert scraped.value("duetime_lateness_seconds_count", topic="mail") == 1
+
+
+def test_what_waits_in_cold_files_is_served(scraped: Scraped) -> None:
+    scraped.forecast = Forecast(EDGE_MS, {}, 0, None, 0, cold=7, cold_due_ms=EDGE_MS)
+    assert scraped.value("duetime_cold_messages") == 7
+    assert scraped.value("duetime_cold_due_timestamp_seconds") == EDGE_MS / 1_000
+    scraped.clock.advance_ms(READ_MS)
+    scraped.forecast = Forecast(EDGE_MS, {}, 0, None, 0)
+    assert scraped.value("duetime_cold_messages") == 0
+    assert scraped.value("duetime_cold_due_timestamp_seconds") is None

@@ -10,6 +10,7 @@ from jobs.status import as_json, as_text
 from pipeline.core.lateness import Lateness
 from pipeline.core.text import age_text
 from pipeline.status import Status
+from pipeline.store.cold import HydratorProgress
 from pipeline.store.heartbeats import FRESH_MS, IngestProgress, LoopProgress, LoopStats, TopicStats
 from pipeline.store.stats import Stats
 from tests.drain.test_command import command, environ, run, schedule
@@ -188,3 +189,86 @@ def test_it_can_be_watched_until_it_is_stopped(server: RealServer) -> None:
 @pytest.mark.parametrize("seconds", ["0", "x", "1e9"])
 def test_a_time_to_watch_by_has_limits(server: RealServer, seconds: str) -> None:
     assert run(server, "status", "--watch", seconds).returncode == 2
+
+
+HYDRATOR = HydratorProgress(
+    hydrator_id="h",
+    started_ms=NOW_MS,
+    seen_ms=NOW_MS - 3_000,
+    messages=1_234,
+    files=5,
+    until_ms=NOW_MS + 7_200_000,
+    lead_ms=7_200_000,
+    is_done=True,
+    problem="",
+)
+COLD = replace(STATS, cold=5, cold_due_ms=NOW_MS + 7_200_000)
+FINE = "OK: no ingest job and 1 drain loop running, nothing late"
+
+
+@pytest.mark.parametrize(
+    ("stats", "hydrators", "verdict"),
+    [
+        (COLD, [HYDRATOR], FINE),
+        (STATS, [], FINE),
+        (replace(COLD, cold_due_ms=NOW_MS + 3_600_000), [HYDRATOR], FINE),
+        (COLD, [], "PROBLEM: 5 messages wait in cold files and no hydrator is running"),
+        (
+            COLD,
+            [replace(HYDRATOR, has_ended=True)],
+            "PROBLEM: 5 messages wait in cold files and no hydrator is running",
+        ),
+        (
+            replace(COLD, cold=1),
+            [replace(HYDRATOR, seen_ms=NOW_MS - FRESH_MS)],
+            "PROBLEM: 1 message waits in cold files and no hydrator is running",
+        ),
+        (
+            replace(COLD, cold_due_ms=NOW_MS + 3_599_999),
+            [HYDRATOR],
+            "PROBLEM: cold messages that are due in 59 min 59 s are not in Redis yet",
+        ),
+        (
+            replace(COLD, cold_due_ms=NOW_MS + 3_599_999),
+            [replace(HYDRATOR, lead_ms=3_600_000)],
+            FINE,
+        ),
+        (
+            replace(COLD, cold_due_ms=NOW_MS - 1),
+            [HYDRATOR],
+            "PROBLEM: cold messages that may be late are not in Redis yet",
+        ),
+        (
+            COLD,
+            [replace(HYDRATOR, problem="The folder is away."), replace(HYDRATOR, problem="The folder is away.")],
+            "PROBLEM: a hydrator can't go on (The folder is away)",
+        ),
+        (replace(COLD, away=[0, 1]), [], "PROBLEM: shards 0, 1 can't be reached and what is there is not counted"),
+    ],
+)
+def test_messages_in_cold_files_are_no_problem_while_somebody_brings_them_in_time(
+    stats: Stats, hydrators: list[HydratorProgress], verdict: str
+) -> None:
+    assert Status(stats, [LOOP], [], 0, hydrators=hydrators).verdict() == verdict
+
+
+def test_what_waits_in_cold_files_is_shown() -> None:
+    status = Status(
+        COLD, [LOOP], [], 0, hydrators=[HYDRATOR, replace(HYDRATOR, has_ended=True, messages=1, is_done=False)]
+    )
+    text = as_text(status)
+    assert "\ncold                   5\n" in text
+    assert (
+        "\nhydrate: 1 running, seen 3.0 s ago\n  1,235 messages brought into Redis; all is in that is due before 2026-11-20"
+        in text
+    )
+    assert "hydrate" not in as_text(Status(STATS, [LOOP], [], 0)) and "cold" not in as_text(
+        Status(STATS, [LOOP], [], 0)
+    )
+    record = json.loads(as_json(status))
+    assert (record["cold"], record["cold_due_ms"], record["hydrated_until_ms"], record["running_hydrators"]) == (
+        5,
+        NOW_MS + 7_200_000,
+        NOW_MS + 7_200_000,
+        1,
+    )

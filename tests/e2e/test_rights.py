@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import httpx
@@ -18,8 +19,11 @@ import redis
 from pipeline.client import Duetime, Request
 from pipeline.config import ALL_TOPICS, ROOT, DrainSettings, RedisSettings, Settings, TopicSettings
 from pipeline.consume.opening import new_consumer, new_store
+from pipeline.ingest.cold_folder import SOURCE_ID
+from pipeline.ingest.cold_merging import KEEP_MS, Merger, forget_markers
 from pipeline.runtime.process import wait_until
 from pipeline.runtime.submit import spark_environ
+from pipeline.store.base import NO_ROWS, MarkerMove, Transaction
 from pipeline.store.connection import connect
 from pipeline.store.keys import Keys
 from pipeline.store.layout import outbox_id
@@ -31,6 +35,7 @@ from pipeline.store.topics import Topics
 from tests.cluster import Node, free_port, real_cluster
 from tests.e2e.commands import Checkout, Command
 from tests.e2e.conftest import checkout as checkout
+from tests.ingest.cold_world import HOUR_MS, ColdWorld
 from tests.servers import DURABLE, USER, RealServer, real_server, user_rights, users_of_docs
 from tests.store.builders import set_topic, transaction
 from tests.web.running import LINES, WAIT_SEC
@@ -324,6 +329,21 @@ def serve(world: World) -> None:
     store_late(world)
 
 
+def hydrate(world: World) -> None:
+    with TemporaryDirectory() as folder:
+        admin = ColdWorld(world.server, Path(folder), namespace=KEYS.namespace)
+        admin.now_ms -= 100 * HOUR_MS  # so that the files are settled
+        admin.write([admin.line("a", 98)])
+        world.run("--once", "--folder", str(admin.path))
+        admin.write(*[[admin.line(f"later {n}", 200)] for n in range(20)])
+        with world.client() as client:
+            store = RedisStore(client, KEYS)
+            stale = Transaction([MarkerMove("x", "elsewhere", "all")], NO_ROWS, NO_ROWS, 0)
+            assert store.hydrate(SOURCE_ID, stale) is None
+            assert Merger(admin.folder, store, 0, -HOUR_MS).merge(admin.now_ms + 100 * HOUR_MS, 0) == 20
+            forget_markers(store, [], admin.now_ms + 2 * KEEP_MS)
+
+
 def ingest(world: World, checkout: Checkout) -> None:
     checkout.drop("requests.jsonl", *REQUESTS, "no JSON")
     environ = world.environ()
@@ -339,7 +359,7 @@ def ingest(world: World, checkout: Checkout) -> None:
 
 WORK: dict[str, Callable[[World], None]] = {
     each.__name__: each
-    for each in (schedule, messages, drain, consume, webhooks, topics, dead_letters, serve, status)
+    for each in (schedule, messages, hydrate, drain, consume, webhooks, topics, dead_letters, serve, status)
 }  # fmt: skip
 
 

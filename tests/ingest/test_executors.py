@@ -15,6 +15,7 @@ import pytest
 from pipeline.config import RedisSettings
 from pipeline.core.errors import PipelineError
 from pipeline.core.files import mark_folder
+from pipeline.ingest.cold_folder import ColdFolder
 from pipeline.ingest.executors import command_of, judge, question
 from pipeline.landing.folder import SOURCE_ID_NAME
 from tests.servers import RealServer
@@ -99,6 +100,14 @@ def test_packages_folders_and_redis_that_are_missing_are_one_sentence(asked: dic
         f"lacks the driver's input folder at {inbox}, and the driver's rejects folder at {rejects}\\.",
         sentence_of(said),
     )
+
+
+def test_a_cold_folder_that_is_not_there_is_missing(asked: dict[str, Any], tmp_path: Path) -> None:
+    folder = ColdFolder(str(tmp_path / "cold"))
+    folder.write_identity({"id": "one", "namespace": "n"})
+    assert answer(asked | {"cold": [folder.url, "one"]}, tmp_path)["missing"] == []
+    said = answer(asked | {"cold": [folder.url, "another"]}, tmp_path)
+    assert f"lacks the driver's cold folder at {folder.url}." in sentence_of(said)
 
 
 def test_a_redis_that_is_not_reached_from_there_is_said_with_its_reason(tmp_path: Path, asked: dict[str, Any]) -> None:

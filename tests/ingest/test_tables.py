@@ -14,8 +14,8 @@ from chispa import assert_df_equality
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from pipeline.config import RedisSettings, Settings
-from pipeline.core.errors import ConfigError, PipelineError
+from pipeline.config import ColdSettings, RedisSettings, Settings
+from pipeline.core.errors import ColdUnavailable, ConfigError, PipelineError
 from pipeline.core.messages import Message
 from pipeline.ingest import tables
 from pipeline.ingest.blocks import task_number
@@ -324,3 +324,16 @@ def test_a_stream_schedules_its_batches(spark: SparkSession, stage: Stage) -> No
         query = rows.writeStream.foreachBatch(write).option("checkpointLocation", str(stage.folder / f"{attempt}"))
         query.trigger(availableNow=True).start().awaitTermination(120)
     assert [(each.stored, each.known, each.refused_count) for each in done] == [(1, 0, 1), (0, 1, 1)]
+
+
+def test_rows_that_are_due_much_later_wait_in_cold_files(spark: SparkSession, stage: Stage) -> None:
+    cold = ColdSettings(folder=str(stage.folder / "cold"), horizon_hours=0.5, lead_hours=0.1)
+    stage.settings = replace(stage.settings, cold=cold)
+    for stored in (200, 0):
+        done = stage.schedule(later(spark, 200))
+        assert (done.stored, done.known) == (stored, 200 - stored)
+        assert stage.messages() == [] and read_stats(stage.client, [stage.keys]).cold == 200
+    assert len([path for path in (stage.folder / "cold").iterdir() if path.suffix == ".parquet"]) == 3
+    (stage.folder / "cold" / "duetime-cold.json").unlink()
+    with pytest.raises(ColdUnavailable):
+        stage.schedule(later(spark, 200), "another")

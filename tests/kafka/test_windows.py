@@ -18,7 +18,7 @@ from pipeline.config import RedisSettings
 from pipeline.core.errors import StoreUnavailable
 from pipeline.core.messages import Change
 from pipeline.core.records import Records
-from pipeline.ingest import kafka_writer, writer
+from pipeline.ingest import kafka_writer, shard_writer
 from pipeline.ingest.kafka_reader import Range
 from pipeline.ingest.kafka_windows import PartitionMarker
 from pipeline.ingest.kafka_writer import RangeStorer
@@ -318,7 +318,9 @@ def test_a_range_that_ends_within_an_open_window_leaves_what_is_known_of_it(
 ) -> None:
     shard = Shard("0")
     opened(4).try_run(far_first(10), [shard], tmp_path)
-    monkeypatch.setattr(writer, "TRANSACTION_BYTES", 1)  # what is read as one transaction may be larger as messages
+    monkeypatch.setattr(
+        shard_writer, "TRANSACTION_BYTES", 1
+    )  # what is read as one transaction may be larger as messages
     Writer(0, 8, 3, 100, 0).run(far_first(10), [shard], tmp_path)
     assert shard.marker == f"8 10 {SENT_MS + 994_000} 6"
     assert Writer(8, 10, 3, 100, 0).run(far_first(10), [shard], tmp_path).duplicates == 2

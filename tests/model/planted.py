@@ -101,27 +101,30 @@ PLANTED = [
         "[*framed[0].commands[:1],",
     ),
     Planted(
-        "buckets count, not messages", STORE, "counts = (len(transaction.rows)", "counts = (len(framed[0].commands)"
+        "buckets count, not messages",
+        STORE,
+        "stored = len(transaction.rows) + len(transaction.cold) + len(identified)\n    names",
+        "stored = len(framed[0].commands) + len(identified)\n    names",
     ),
     Planted("messages with an id have a place and no bucket", STORE, ", *framed[1].commands]", "]"),
-    Planted("two of one transaction are not compared", STORE, "= repeated(transaction.identified)", "= []"),
+    Planted("two of one transaction are not compared", STORE, "= repeated(all_identified)", "= []"),
     Planted(
         "an idempotency key is not remembered",
         STORE,
-        "frame_places(identified, keys.places())",
+        "frame_places(hot_identified, keys.places())",
         'frame_command("PING")',
     ),
     Planted(
         "a place says another time",
         STORE,
-        "frame_places(identified,",
+        "frame_places(hot_identified,",
         "frame_places(MessageRows([ms + 1 for ms in identified.due_ms], identified.members, identified.idempotency_keys),",
     ),
     Planted(
         "a duplicate counts as stored",
         STORE,
-        "+ len(identified), duplicates",
-        "+ len(transaction.identified), duplicates",
+        "+ len(identified)\n    names",
+        "+ len(transaction.identified)\n    names",
     ),
     # schedule, the script's half
     Planted(
@@ -288,14 +291,29 @@ PLANTED = [
         "  redis.call('HDEL', attempts",
     ),
     Planted("a cancelled key may come again", "by_id", "redis.call('ZADD', cancelled, 'GT', forget_ms, name)", ""),
-    Planted("a cancelled key keeps its place", "by_id", "redis.call('HDEL', places, name)", ""),
+    Planted("a cancelled key keeps its place", "by_id", "redis.call('HDEL', places, name)\n  remove(", "remove("),
     Planted("attempts of what is cancelled are kept", "by_id", "redis.call('HDEL', attempts, message_id)", ""),
-    Planted("a cancellation is not counted", "by_id", "redis.call('HINCRBY', counters, 'cancelled', 1)", ""),
+    Planted(
+        "a cancellation is not counted",
+        "by_id",
+        "redis.call('HDEL', attempts, message_id)\n  redis.call('HINCRBY', counters, 'cancelled', 1)",
+        "redis.call('HDEL', attempts, message_id)",
+    ),
     Planted(
         "a bucket that is emptied stays indexed", "by_id", "redis.call('ZREM', buckets, bucket_start(", "tostring(("
     ),
-    Planted("a bucket is not indexed for what comes", "by_id", "  redis.call('ZADD', buckets, start, start)\n", ""),
-    Planted("a rescheduled key keeps its old place", "by_id", "redis.call('HSET', places, name,", "tostring(name .."),
+    Planted(
+        "a bucket is not indexed for what comes",
+        "by_id",
+        "  redis.call('ZADD', buckets, start, start)\n  remove(",
+        "  remove(",
+    ),
+    Planted(
+        "a rescheduled key keeps its old place",
+        "by_id",
+        "redis.call('HSET', places, name, place_of(new_member,",
+        "tostring(name .. place_of(new_member,",
+    ),
     Planted(
         "a rescheduled message stays where it was too",
         "by_id",

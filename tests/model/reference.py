@@ -291,6 +291,7 @@ class ReferenceServer:
         now: int | str,
         in_any_case: int,
         channel: str,
+        cold_member: bytes,
     ) -> list[Any]:
         now_ms = self._now(now)
         place = _handle_place(name) if is_handle else self.places.get(name)

@@ -61,7 +61,7 @@ def root(tmp_path: Path) -> Path:
     for folder in ("jobs", "conf"):
         (tmp_path / folder).mkdir()
     shutil.copy(ROOT / "conf" / "sample.jsonl", tmp_path / "conf")
-    for name in ("ingest", "drain", "serve"):
+    for name in ("ingest", "drain", "hydrate", "serve"):
         (tmp_path / "jobs" / f"{name}.py").write_text(JOB)
     return tmp_path
 
@@ -105,6 +105,14 @@ def test_a_stop_signal_ends_everything_in_order_with_exit_code_0(
         f"{name} {note}" for name in ("ingest", "drain", "serve") for note in (url, "signal 15 +PONG")
     ), "all used the private server, and had it until they ended"
     assert processes("") == []
+
+
+def test_with_a_cold_folder_messages_are_brought_back_as_well(root: Path, start: Start, wait_for: Wait) -> None:
+    supervisor = start(DUETIME_COLD_FOLDER=str(root / "cold"))
+    wait_for(lambda: "hydrate is up" in (root / "stderr").read_text(), "hydrate is")
+    supervisor.terminate()
+    assert supervisor.wait(20) == 0
+    assert {note.partition(" ")[0] for note in read_notes(root)} == {"ingest", "drain", "hydrate", "serve"}
 
 
 SETTINGS = "note(' '.join(os.environ['DUETIME_API_' + name] for name in ('HOST', 'PORT', 'TOKENS')) + f' {os.nice(0)}')"

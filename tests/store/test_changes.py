@@ -265,7 +265,7 @@ class TestRows:
         assert apply(bench, Replacement(ONE)) == apply(bench, CANCEL) == Changed(late=1)
 
     def test_many_are_made_in_few_round_trips(self, bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("pipeline.store.by_id.CHANGES_MAX", 40)
+        monkeypatch.setattr("pipeline.store.changes.CHANGES_MAX", 40)
         changes: list[Change] = [Replacement(replacement(n, LATER_MS + n, f"key-{n % 70}")) for n in range(100)]
         changes += [Cancellation(f"key-{n}") for n in range(50, 90)]
         assert apply(bench, *changes) == Changed(cancelled=40, replaced=50, duplicates=50)

@@ -125,3 +125,20 @@ def test_a_score_that_is_no_time_stops_no_look(bench: Bench, score: str) -> None
     assert read_stats(bench.client, [bench.keys]).next_due_ms == due_ms
     assert read_forecast(bench.client, [bench.keys]).next_due_ms == due_ms
     bench.client.zrem(bench.keys.buckets(), "by hand")
+
+
+def test_what_waits_in_cold_files_is_scheduled_and_counts_for_the_ten_minutes_of_its_hour(bench: Bench) -> None:
+    second = Keys(bench.keys.namespace, 1)
+    hour = START_MS // 3_600_000 + 5
+    bench.store().schedule("s", transaction((1, hour * 3_600_000 + BUCKET_MS)))
+    bench.client.hset(bench.keys.cold(), mapping={str(hour): 8, str(hour + 1): 1})
+    bench.client.hset(second.cold(), str(hour), 5)
+    shards = [bench.keys, second]
+    everything, forecast = read_stats(bench.client, shards, START_MS), read_forecast(bench.client, shards)
+    assert everything.scheduled == 15
+    for seen in (everything, forecast):
+        assert (seen.cold, seen.cold_due_ms) == (14, hour * 3_600_000)
+        counts = [seen.buckets.get(hour * 3_600_000 + part * BUCKET_MS, 0) for part in range(8)]
+        assert counts == [3, 2 + 1, 2, 2, 2, 2, 1, 0]
+    bench.client.delete(bench.keys.cold(), second.cold())
+    assert (read_forecast(bench.client, shards).cold, read_forecast(bench.client, shards).cold_due_ms) == (0, None)

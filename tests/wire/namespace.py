@@ -7,6 +7,7 @@ key that expires is marked, and restored with an hour.
 from typing import Any
 
 RESTORED_SEC = 3_600
+BYTES = "surrogateescape"  # for the places of cold messages, which are no text
 
 
 def read_namespace(client: Any, namespace: str) -> dict[str, Any]:
@@ -37,7 +38,7 @@ def _score(score: float) -> str:
 
 
 def _texts(pairs: Any) -> dict[str, str]:
-    return {name.decode(): value.decode() for name, value in pairs.items()}
+    return {name.decode(): value.decode(errors=BYTES) for name, value in pairs.items()}
 
 
 def _stream(client: Any, key: bytes) -> dict[str, Any]:
@@ -74,7 +75,9 @@ _READ = {
 }
 _WRITE = {
     "string": lambda client, key, value: client.set(key, value),
-    "hash": lambda client, key, value: client.hset(key, mapping=value),
+    "hash": lambda client, key, value: client.hset(
+        key, mapping={name: text.encode(errors=BYTES) for name, text in value.items()}
+    ),
     "list": lambda client, key, value: client.rpush(key, *value),
     "set": lambda client, key, value: client.sadd(key, *value),
     "zset": lambda client, key, value: client.zadd(key, dict(value)),

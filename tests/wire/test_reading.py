@@ -7,15 +7,17 @@ from dataclasses import replace
 import pytest
 
 from pipeline.config import RedisSettings
+from pipeline.core.cold import COLD_HOUR_MAX, HOUR_MS
 from pipeline.core.messages import Message
 from pipeline.store.base import Scheduled, State
 from pipeline.store.by_id import MessagesById
 from pipeline.store.campaigns import Campaigns
+from pipeline.store.cold import read_cold_hours, read_hydrators
 from pipeline.store.connection import connect
 from pipeline.store.dead_letters import DeadLetters
 from pipeline.store.heartbeats import add_up_loops, read_ingests, read_loops
 from pipeline.store.keys import Keys
-from pipeline.store.namespace import open_namespace
+from pipeline.store.namespace import cold_folder_id, open_namespace
 from pipeline.store.outbox import Outbox
 from pipeline.store.redis_store import RedisStore
 from pipeline.store.stats import read_stats
@@ -65,17 +67,28 @@ def test_what_is_written_is_what_was_read(stage: Stage) -> None:
 def test_the_namespace_is_one_of_ours_and_everything_in_it_counts(stage: Stage) -> None:
     assert open_namespace(stage.user, RedisSettings(namespace="duetime"), may_create=False)
     stats = read_stats(stage.user, [KEYS])
-    assert (stats.scheduled, stats.held, stats.in_flight, stats.outbox, stats.dead) == (5, 1, 2, 1, 1)
-    assert stats.counters == {"stored": 10, "rejected": 3, "delivered": 12, "dead": 1, "cancelled": 1}
+    assert (stats.scheduled, stats.held, stats.in_flight, stats.outbox, stats.dead) == (8, 1, 2, 1, 1)
+    assert stats.counters == {"stored": 13, "rejected": 3, "delivered": 12, "dead": 1, "cancelled": 1}
 
 
 def test_markers_and_idempotency_keys_are_known(stage: Stage) -> None:
     store = RedisStore(stage.user, KEYS)
     assert store.markers("files", [letter * 14 for letter in "PDLX"]) == ["all", "all", "5 1", ""]
-    assert sorted(part_id for part_id, _ in store.marked_parts("files")) == ["D" * 14, "K" * 14, "L" * 14, "P" * 14]
+    assert sorted(part_id for part_id, _ in store.marked_parts("files")) == [letter * 14 for letter in "DKLMP"]
     known = store.schedule("files", file_of("X" * 14, identified=((1, PAST_MS, "order-3"), (2, PAST_MS, "order-5"))))
     assert known is not None
     assert known == Scheduled(1, (0,))
+
+
+def test_what_waits_in_cold_files_is_known(stage: Stage) -> None:
+    assert cold_folder_id(stage.user, RedisSettings(namespace="duetime")) == "0123456789abcdef"
+    assert read_cold_hours(stage.user, [KEYS]) == {COLD_HOUR_MAX: 2}
+    assert RedisStore(stage.user, KEYS).markers("cold", [f"{'M' * 14}+0"]) == [f"{FUTURE_MS - 1} 00000001"]
+    [progress] = read_hydrators(stage.user, KEYS)
+    assert (progress.messages, progress.until_ms) == (1, FUTURE_MS)
+    found = MessagesById(stage.user, [KEYS], DAY_MS, now_ms=lambda: PAST_MS).cancel("order-9")
+    assert found.message == Message(COLD_HOUR_MAX * HOUR_MS, "", id="order-9", message_id=f"{'M' * 14}00000003")
+    assert read_cold_hours(stage.user, [KEYS]) == {COLD_HOUR_MAX: 1}
 
 
 def test_the_outbox_is_taken_over_when_its_lease_is_over(stage: Stage) -> None:

@@ -15,16 +15,21 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+
 from pipeline.config import ROOT, RedisSettings, TopicSettings
+from pipeline.core.clock import SystemClock
+from pipeline.core.cold import cold_place
 from pipeline.core.messages import Cancellation, Message, Replacement
-from pipeline.store.base import Changed, Transaction
+from pipeline.store.base import NO_MARKER, NO_ROWS, Changed, MarkerMove, MessageRows, Transaction
 from pipeline.store.by_id import MessagesById
 from pipeline.store.campaigns import Campaign, Campaigns
+from pipeline.store.cold import HydratorHeartbeat, HydratorLease, HydratorProgress
 from pipeline.store.connection import connect
 from pipeline.store.heartbeats import write_ingest
 from pipeline.store.keys import Keys
 from pipeline.store.layout import FORMAT_VERSION, outbox_id
-from pipeline.store.namespace import open_namespace
+from pipeline.store.namespace import cold_folder_id, open_namespace
 from pipeline.store.outbox import Outbox
 from pipeline.store.redis_store import RedisStore
 from pipeline.store.topics import Topics
@@ -59,7 +64,35 @@ def fill(server: RealServer) -> Keys:
     assert messages.cancel("order-4").message
     replacement = Message(FUTURE_MS, "message 6", "default", "order-6", {"lang": "de"}, f"{'L' * 14}00000006")
     assert messages.apply([Replacement(replacement), Cancellation("order-7")]) == Changed(cancelled=1, replaced=1)
+    fill_cold(user, keys)
     return keys
+
+
+def fill_cold(user: Any, keys: Keys) -> None:
+    """Leave a message with an idempotency key and one without in a cold file, of which one more was brought in."""
+    assert cold_folder_id(user, RedisSettings(), "0123456789abcdef")
+    keyed = MessageRows([FUTURE_MS], pa.array([cold_place(f"{'M' * 14}00000003", FUTURE_MS)]), pa.array([b"order-9"]))
+    waits = MessageRows([FUTURE_MS - 1, FUTURE_MS], [], [])
+    move = MarkerMove("M" * 14, NO_MARKER, f"0 00000000 {FUTURE_MS - 1}")
+    assert RedisStore(user, keys).schedule("files", Transaction([move], NO_ROWS, NO_ROWS, 0, waits, keyed))
+    came = MessageRows([FUTURE_MS - 1], [f"{'M' * 14}00000001mmessage 1".encode()])
+    move = MarkerMove(f"{'M' * 14}+0", NO_MARKER, f"{FUTURE_MS - 1} 00000001")
+    assert RedisStore(user, keys).hydrate("cold", Transaction([move], came, NO_ROWS, 0))
+    assert HydratorLease(user, keys, "hydrator", DAY_MS).hold()
+    HydratorHeartbeat(user, keys, "hydrator", SystemClock(), hydrated).publish()
+
+
+def hydrated(name: str, started_ms: int) -> HydratorProgress:
+    return HydratorProgress(
+        hydrator_id=name,
+        started_ms=PAST_MS,
+        messages=1,
+        files=0,
+        until_ms=FUTURE_MS,
+        lead_ms=DAY_MS,
+        is_done=True,
+        problem="",
+    )
 
 
 def run_a_loop(server: RealServer) -> None:
@@ -139,7 +172,7 @@ def main() -> None:
     with real_server() as server:
         keys = fill(server)
         found = read_namespace(server.client(), keys.namespace)
-    FILE.write_text(json.dumps(found, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
+    FILE.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     print(f"{FILE}: {len(found)} keys")
 
 

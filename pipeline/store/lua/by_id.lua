@@ -13,6 +13,7 @@
 -- KEYS[6] new_bucket ZSET    member -> due_ms; to reschedule: the bucket of the new due time, else KEYS[5]
 -- KEYS[7] attempts   HASH    message_id -> claims that ended without acknowledgement
 -- KEYS[8] counters   HASH
+-- KEYS[9] cold       HASH    hour since the epoch -> how many messages that are due in it wait in cold files
 -- ARGV[1] verb              get, cancel or reschedule
 -- ARGV[2] name              string  the idempotency key, or the handle
 -- ARGV[3] place             string  "" if `places` had none
@@ -23,8 +24,10 @@
 -- ARGV[8] in_any_case       int     1: to cancel: also remember an idempotency key of which nothing waits, so that what comes later with
 --                                   it is not stored
 -- ARGV[9] wake_channel      string
+-- ARGV[10] cold_member      string  to reschedule: the member of the message that waits in a cold file at that place, else ""
 -- Returns {status, member, score}
---   OK         done; member and score are those of the message, after it was rescheduled its new ones
+--   OK         done; member and score are those of the message, after it was rescheduled its new ones; "" if a cold one is cancelled
+--   COLD       nothing was done: it waits in a cold file, which has its member
 --   MOVED      nothing was done; member is the place where it is now: ask again for that one
 --   IN_FLIGHT  a drain loop has it: it is delivered
 --   DELIVERED  it has left the schedule
@@ -35,9 +38,11 @@
 -- include common
 -- include member
 -- include places
+-- include cold
 -- include waiting
 local places, ids, cancelled, buckets = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local set, new_bucket, attempts, counters = KEYS[5], KEYS[6], KEYS[7], KEYS[8]
+local cold, cold_member = KEYS[9], ARGV[10]
 local verb, name, place, is_handle, new_due_ms = ARGV[1], ARGV[2], ARGV[3], ARGV[4] == '1', ARGV[5]
 local now_ms, in_any_case, wake_channel = clock_ms(ARGV[7]), ARGV[8] == '1', ARGV[9]
 local forget_ms = text(now_ms + tonumber(ARGV[6]))
@@ -71,6 +76,25 @@ if not found then
 end
 if found ~= place then
   return {'MOVED', found, ''}
+end
+local cold_hour = hour_of_cold(place)
+if cold_hour then
+  if verb == 'get' or (verb == 'reschedule' and cold_member == '') then
+    return {'COLD', '', ''}
+  end
+  count_cold(cold, cold_hour, -1)
+  if verb == 'cancel' then
+    remember_cancelled()
+    redis.call('HDEL', places, name)
+    redis.call('HINCRBY', counters, 'cancelled', 1)
+    return {'OK', '', ''}
+  end
+  local start = bucket_start(tonumber(new_due_ms))
+  redis.call('ZADD', new_bucket, new_due_ms, cold_member)
+  redis.call('ZADD', buckets, start, start)
+  redis.call('HSET', places, name, place_of(cold_member, new_due_ms))
+  ring_if_first(buckets, start, new_bucket, cold_member, new_due_ms, wake_channel)
+  return {'OK', cold_member, new_due_ms}
 end
 local message_id, score, held_topic = read_place(place)
 local member = find(set, message_id, score)

@@ -13,6 +13,7 @@
 -- KEYS[6] new_bucket ZSET    member -> due_ms: the bucket of the new message
 -- KEYS[7] attempts   HASH    message_id -> claims that ended without acknowledgement
 -- KEYS[8] counters   HASH
+-- KEYS[9] cold       HASH    hour since the epoch -> how many messages that are due in it wait in cold files
 -- ARGV[1] name               string  the idempotency key
 -- ARGV[2] place              string  "" if `places` had none
 -- ARGV[3] member             string  of the new message
@@ -32,9 +33,11 @@
 -- include common
 -- include member
 -- include places
+-- include cold
 -- include waiting
 local places, ids, cancelled, buckets = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local set, new_bucket, attempts, counters = KEYS[5], KEYS[6], KEYS[7], KEYS[8]
+local cold, cold_hour = KEYS[9], hour_of_cold(ARGV[2])
 local name, place, new_member, new_due_ms, lifts_cancellation = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5] == '1'
 local now_ms, wake_channel = clock_ms(ARGV[6]), ARGV[7]
 
@@ -46,7 +49,7 @@ if place == '' and is_remembered(ids, name, now_ms) then
   return {'DELIVERED', '', ''}
 end
 local message_id, score, held_topic, member
-if place ~= '' then
+if place ~= '' and not cold_hour then
   message_id, score, held_topic = read_place(place)
   member = find(set, message_id, score)
   if not member then
@@ -65,7 +68,9 @@ local start = bucket_start(tonumber(new_due_ms))
 redis.call('ZADD', new_bucket, new_due_ms, new_member)
 redis.call('ZADD', buckets, start, start)
 redis.call('HSET', places, name, place_of(new_member, new_due_ms, nil, true))
-if member then
+if cold_hour then
+  count_cold(cold, cold_hour, -1)
+elseif member then
   remove(set, member, score, held_topic, buckets)
   redis.call('HDEL', attempts, message_id)
 else
@@ -75,4 +80,4 @@ if lifts_cancellation then
   redis.call('ZREM', cancelled, name)
 end
 ring_if_first(buckets, start, new_bucket, new_member, new_due_ms, wake_channel)
-return {member and 'OK' or 'STORED', new_member, new_due_ms}
+return {(member or cold_hour) and 'OK' or 'STORED', new_member, new_due_ms}
