@@ -173,6 +173,7 @@ class _World:
             "file_name": "a.jsonl",
             "file_arrival_ms": self.now_ms - 48 * HOUR_MS,
             "is_repeated": False,
+            "has_waited": False,
         }
         return pa.RecordBatch.from_pylist([row])
 

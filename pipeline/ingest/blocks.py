@@ -20,10 +20,10 @@ from pipeline.core.ids import MESSAGE_ID_LENGTH, TOKEN_HALF_BITS, encode_token, 
 from pipeline.core.validation import REQUEST_BYTES_MAX
 from pipeline.ingest.columns import join
 from pipeline.ingest.parsing import ParsedPart, as_hex
-from pipeline.ingest.shard_writer import open_shard_writers
+from pipeline.ingest.shard_writer import open_shard_writers, split_by_shard
 from pipeline.ingest.stores import Patience, WriterSettings
 from pipeline.ingest.summary import Summary
-from pipeline.ingest.transactions import PartQueue, split_by_shard
+from pipeline.ingest.transactions import PartQueue
 from pipeline.ingest.writer import PartitionWriter
 
 # What a task holds of a table. Larger blocks cost the server less, as the messages of a transaction are nearer in time.

@@ -26,7 +26,7 @@ from pipeline.ingest.kafka_reader import Range, RangeReader, ReadSettings, Recor
 from pipeline.ingest.kafka_windows import WINDOW_TRANSACTIONS, PartitionMarker, WindowQueue
 from pipeline.ingest.parsing import PART_BYTES, FileText, ParsedPart, RejectedLine
 from pipeline.ingest.rejects import RejectsWriter
-from pipeline.ingest.shard_writer import TRANSACTION_BYTES, ShardWriter
+from pipeline.ingest.shard_writer import TRANSACTION_BYTES, ShardWriter, split_by_shard
 from pipeline.ingest.stores import (
     Patience,
     WriterSettings,
@@ -36,7 +36,6 @@ from pipeline.ingest.stores import (
     wait_until_kept,
 )
 from pipeline.ingest.summary import Summary
-from pipeline.ingest.transactions import split_by_shard
 from pipeline.ingest.writer import PartitionWriter
 from pipeline.kafka.cluster import Cluster, Partition, TopicGone
 from pipeline.store.base import NO_MARKER, ChangingStore, MarkerMove, MessageRows, SchedulingStore, Transaction

@@ -1,13 +1,17 @@
 """Storing what a task has for one shard: transactions from where the markers are, the file of cold messages before they count."""
 
 from collections.abc import Callable, Iterable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from typing import TypeVar
+
+import numpy as np
+import pyarrow as pa
 
 from pipeline.core.errors import PipelineError, StoreUnavailable
 from pipeline.core.messages import Change
 from pipeline.ingest.cold_files import cold_file_of
+from pipeline.ingest.parsing import ParsedPart
 from pipeline.ingest.stores import (
     Patience,
     WriterSettings,
@@ -20,6 +24,7 @@ from pipeline.ingest.stores import (
 from pipeline.ingest.summary import Summary
 from pipeline.ingest.transactions import ALL_STORED, PartQueue, Step
 from pipeline.store.base import ChangingStore, Scheduled, SchedulingStore
+from pipeline.store.shards import shard_of
 
 R = TypeVar("R")
 
@@ -155,6 +160,38 @@ class ShardWriter:
         self.summary.duplicates += sum(
             len(queue.changes) for queue in queues if queue.is_begun and not queue.is_repeated
         )
+
+
+def split_by_shard(part: ParsedPart, shards: int) -> dict[int, ParsedPart]:
+    """Split a part by the shards that its messages belong to.
+
+    Messages and changes with an idempotency key go to the shard of that key. All others, and the count of rejects, go to the
+    shard of the part, which is always in the result.
+    """
+    own = shard_of(part.part_id, shards)
+    keys = part.idempotency_keys
+    if shards == 1 or (keys.null_count == len(keys) and not part.changes):
+        return {own: part}
+    shard_numbers = np.full(len(part.due_ms), own)
+    for index, key in enumerate(keys.to_pylist()):
+        if key is not None:
+            shard_numbers[index] = shard_of(key.decode(), shards)
+    changes: dict[int, list[Change]] = {}
+    for change in part.changes:
+        changes.setdefault(shard_of(change.key, shards), []).append(change)
+    split = {}
+    for shard in {own, *changes, *shard_numbers.tolist()}:
+        indexes = np.flatnonzero(shard_numbers == shard)
+        split[shard] = replace(
+            part,
+            line_nos=part.line_nos[indexes],
+            due_ms=part.due_ms[indexes],
+            members=part.members.take(pa.array(indexes)),
+            idempotency_keys=keys.take(pa.array(indexes)),
+            rejected=part.rejected if shard == own else [],
+            changes=changes.get(shard, []),
+        )
+    return split
 
 
 def open_shard_writers(settings: WriterSettings, patience: Patience) -> list[ShardWriter]:

@@ -19,11 +19,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipeline.core.messages import Change
 from pipeline.ingest.parsing import ParsedPart, cold_places
 from pipeline.ingest.plain_lines import Ints
 from pipeline.store.base import NO_MARKER, MarkerMove, MessageRows, Transaction
-from pipeline.store.shards import shard_of
 
 ALL_STORED: Final = "all"
 _NO_ROWS: Final = MessageRows(np.empty(0, np.int64), pa.array([], pa.binary()), pa.array([], pa.binary()))
@@ -155,38 +153,6 @@ class PartQueue:
         return end - self.place, int(self._bytes_before[end] - self._bytes_before[self.place])
 
 
-def split_by_shard(part: ParsedPart, shards: int) -> dict[int, ParsedPart]:
-    """Split a part by the shards that its messages belong to.
-
-    Messages and changes with an idempotency key go to the shard of that key. All others, and the count of rejects, go to the
-    shard of the part, which is always in the result.
-    """
-    own = shard_of(part.part_id, shards)
-    keys = part.idempotency_keys
-    if shards == 1 or (keys.null_count == len(keys) and not part.changes):
-        return {own: part}
-    shard_numbers = np.full(len(part.due_ms), own)
-    for index, key in enumerate(keys.to_pylist()):
-        if key is not None:
-            shard_numbers[index] = shard_of(key.decode(), shards)
-    changes: dict[int, list[Change]] = {}
-    for change in part.changes:
-        changes.setdefault(shard_of(change.key, shards), []).append(change)
-    split = {}
-    for shard in {own, *changes, *shard_numbers.tolist()}:
-        indexes = np.flatnonzero(shard_numbers == shard)
-        split[shard] = replace(
-            part,
-            line_nos=part.line_nos[indexes],
-            due_ms=part.due_ms[indexes],
-            members=part.members.take(pa.array(indexes)),
-            idempotency_keys=keys.take(pa.array(indexes)),
-            rejected=part.rejected if shard == own else [],
-            changes=changes.get(shard, []),
-        )
-    return split
-
-
 def _common_ends(queues: Sequence[PartQueue], messages_max: int) -> list[tuple[PartQueue, int]]:
     """Return where a transaction ends that has the messages of several queues that are due first, so many at most.
 
@@ -196,9 +162,7 @@ def _common_ends(queues: Sequence[PartQueue], messages_max: int) -> list[tuple[P
     owners = np.repeat(np.arange(len(heads)), [len(head) for head in heads])
     first = np.argsort(np.concatenate([*heads, np.empty(0, np.int64)]), kind="stable")[:messages_max]
     counts = np.bincount(owners[first], minlength=len(heads)).tolist()
-    return [
-        (queue, queue.place + taken) for queue, taken in zip(queues, counts, strict=True) if taken or not queue.left
-    ]
+    return [(each, each.place + taken) for each, taken in zip(queues, counts, strict=True) if taken or not each.left]
 
 
 class Step:
@@ -209,8 +173,7 @@ class Step:
 
     def __init__(self, queues: Sequence[PartQueue], messages_max: int, bytes_max: int) -> None:
         left = [queue for queue in queues if not queue.is_stored]
-        # Those that have come to their cold messages go last: these take no place in a bucket.
-        hot = [queue for queue in left if not queue.is_at_cold]
+        hot = [queue for queue in left if not queue.is_at_cold]  # the others go last: they take no place in a bucket
         self._ends = [(queue, queue.end_of(messages_max, bytes_max)) for queue in (hot or left)[:1]]
         if len(hot) > 1:
             messages_max = min(messages_max, sum(queue.left for queue in hot))

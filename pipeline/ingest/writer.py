@@ -24,10 +24,10 @@ from pipeline.core.errors import PipelineError
 from pipeline.ingest.cold_folder import ColdPlace
 from pipeline.ingest.parsing import FileText, ParsedPart, parse_file
 from pipeline.ingest.rejects import RejectsWriter, first_reject, reject_record
-from pipeline.ingest.shard_writer import open_shard_writers
+from pipeline.ingest.shard_writer import open_shard_writers, split_by_shard
 from pipeline.ingest.stores import Patience, WriterSettings, patience_of
 from pipeline.ingest.summary import Summary
-from pipeline.ingest.transactions import PartQueue, split_by_shard
+from pipeline.ingest.transactions import PartQueue
 from pipeline.ingest.transforms import file_texts
 
 log = logging.getLogger(__name__)

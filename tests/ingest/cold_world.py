@@ -79,6 +79,7 @@ class ColdWorld:
                     "file_name": "a.jsonl",
                     "file_arrival_ms": self.now_ms,
                     "is_repeated": False,
+                    "has_waited": False,
                     "value": "".join(f"{json.dumps(each)}\n" for each in lines).encode(),
                 }
             )

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from pipeline.core.ids import message_id
 from pipeline.ingest.parsing import ParsedPart, RejectedLine
-from pipeline.ingest.transactions import ALL_STORED, PartQueue, Step, split_by_shard
+from pipeline.ingest.shard_writer import split_by_shard
+from pipeline.ingest.transactions import ALL_STORED, PartQueue, Step
 from pipeline.store.base import NO_MARKER, Transaction
 from pipeline.store.shards import shard_of
 from tests.ingest.files import TOKEN
