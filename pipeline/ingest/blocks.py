@@ -20,7 +20,7 @@ from pipeline.core.ids import MESSAGE_ID_LENGTH, TOKEN_HALF_BITS, encode_token, 
 from pipeline.core.validation import REQUEST_BYTES_MAX
 from pipeline.ingest.columns import join
 from pipeline.ingest.parsing import ParsedPart, as_hex
-from pipeline.ingest.shard_writer import open_shard_writers, split_by_shard
+from pipeline.ingest.shard_writer import finish_all, open_shard_writers, split_by_shard
 from pipeline.ingest.stores import Patience, WriterSettings
 from pipeline.ingest.summary import Summary
 from pipeline.ingest.transactions import PartQueue
@@ -178,8 +178,7 @@ def store_blocks(lines: Iterable[bytes], settings: WriterSettings) -> Summary:
         cold_from_ms = cold.cold_from_ms(token_epoch_ms(part.part_id)) if cold else None
         for shard, share in split_by_shard(part, len(writers)).items():
             writers[shard].add(PartQueue(share, cold_from_ms=cold_from_ms))
-    for writer in writers:
-        summary.add(writer.finish())
+    summary.add(finish_all(writers))
     return summary
 
 

@@ -1,6 +1,6 @@
 """Storing what a task has for one shard: transactions from where the markers are, the file of cold messages before they count."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from typing import TypeVar
@@ -63,11 +63,11 @@ class ShardWriter:
         messages = sum(waiting.left + len(waiting.changes) for waiting in self._waiting)
         size = sum(waiting.cost_to(len(waiting))[1] for waiting in self._waiting)
         if len(self._waiting) >= WAITING_FILES or messages >= SORTED_MESSAGES or size >= SORTED_BYTES:
-            self._store_waiting()
+            self.store_waiting()
 
     def finish(self) -> Summary:
         """Store the rest, and look whether all of it is still there."""
-        self._store_waiting()
+        self.store_waiting()
         if self._part_ids and not self._lacks:
             try:
                 self._look_again()
@@ -85,7 +85,8 @@ class ShardWriter:
         self.summary.lost = sum(marker != ALL_STORED for marker in markers)
         self.summary.histories = histories
 
-    def _store_waiting(self) -> None:
+    def store_waiting(self) -> None:
+        """Store what was added and is not stored yet."""
         queues, self._waiting = self._waiting, []
         try:
             self.store(queues)
@@ -198,6 +199,16 @@ def open_shard_writers(settings: WriterSettings, patience: Patience) -> list[Sha
     """Return a writer for each shard, on the connections of this process."""
     stores = zip(open_stores(settings.redis), open_changing_stores(settings), strict=True)
     return [ShardWriter(*each, settings, shard, patience) for shard, each in enumerate(stores)]
+
+
+def finish_all(writers: Sequence[ShardWriter]) -> Summary:
+    """Store the rest of all shards, and only then look whether all is there: one server may have, and lose, what several got."""
+    summary = Summary()
+    for writer in writers:
+        writer.store_waiting()
+    for writer in writers:
+        summary.add(writer.finish())
+    return summary
 
 
 def _changes_left(queues: Iterable[PartQueue]) -> list[Change]:

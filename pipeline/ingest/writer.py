@@ -24,7 +24,7 @@ from pipeline.core.errors import PipelineError
 from pipeline.ingest.cold_folder import ColdPlace
 from pipeline.ingest.parsing import FileText, ParsedPart, parse_file
 from pipeline.ingest.rejects import RejectsWriter, first_reject, reject_record
-from pipeline.ingest.shard_writer import open_shard_writers, split_by_shard
+from pipeline.ingest.shard_writer import finish_all, open_shard_writers, split_by_shard
 from pipeline.ingest.stores import Patience, WriterSettings, patience_of
 from pipeline.ingest.summary import Summary
 from pipeline.ingest.transactions import PartQueue
@@ -181,8 +181,7 @@ class PartitionWriter:
                         )
                     for shard, queue in queues.items():
                         shards[shard].add(queue)
-            for writer in shards:
-                summary.add(writer.finish())
+            summary.add(finish_all(shards))
         return summary
 
 

@@ -8,7 +8,7 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
-from pipeline.ingest import parsing
+from pipeline.ingest import parsing, shard_writer
 from tests.chaos.drain_scenario import DrainScenario
 from tests.chaos.rig import PART_BYTES, Rig
 from tests.e2e.commands import Checkout
@@ -42,6 +42,7 @@ def server() -> Iterator[RealServer]:
 def open_rig(server: RealServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Rig]]:
     """Open a rig when the test is ready for it; a mutant has to be planted first."""
     monkeypatch.setattr(parsing, "PART_BYTES", PART_BYTES)
+    monkeypatch.setattr(shard_writer, "SORTED_MESSAGES", shard_writer.SORTED_MESSAGES)  # which the rig changes
     with ExitStack() as stack:
         stack.callback(server.client().config_set, "maxmemory", 0)
 

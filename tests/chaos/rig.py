@@ -19,6 +19,7 @@ from pipeline.core.buckets import BUCKET_WIDTH_MS
 from pipeline.core.clock import SystemClock
 from pipeline.core.errors import StoreProtocolError
 from pipeline.core.messages import Message
+from pipeline.ingest import shard_writer
 from pipeline.ingest.cold_folder import IDENTITY_NAME, ColdFolder, ColdPlace
 from pipeline.ingest.cold_opening import open_cold
 from pipeline.ingest.hydration import Hydrator
@@ -106,6 +107,7 @@ class Rig:
     def write(self, numbers: Iterable[int] | None = None, transaction_messages: int = TRANSACTION_MESSAGES) -> None:
         """Store files in this thread, all of them if nothing else is said, and see that each message is accounted for."""
         chosen = list(range(len(FILES)) if numbers is None else numbers)
+        shard_writer.SORTED_MESSAGES = transaction_messages  # so a task stores several times, as it does of many parts
         reports: list[Summary] = []
         writer = BatchWriter(
             self.settings(transaction_messages), SystemClock(), lambda _, summary, __: reports.append(summary)

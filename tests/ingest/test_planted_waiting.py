@@ -159,7 +159,7 @@ FAULTS: dict[str, tuple[Any, str, str, Check]] = {
     "work takes of the patience": ((Patience, "retrying"), "if waits or shard in self.away:", "if True:", patient),
     "what was not looked at again counts as stored": (FINISH, "self._lacks = True", "pass", of_writers(6)),
     "lines that wait count as done": (
-        (ShardWriter, "_store_waiting"),
+        (ShardWriter, "store_waiting"),
         "self.summary.lines -=",
         "self.summary.lines -= 0 *",
         of_writers(2),
