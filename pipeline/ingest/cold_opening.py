@@ -1,15 +1,18 @@
 """Finding the folder of cold files of a namespace, or giving it one."""
 
+import logging
 import secrets
 from typing import Any
 
 from pipeline.config import ColdSettings, RedisSettings
 from pipeline.core.cold import HOUR_MS
-from pipeline.core.errors import ColdUnavailable, ConfigError
+from pipeline.core.errors import ColdUnavailable, ConfigError, StoreUnavailable
 from pipeline.ingest.cold_folder import ColdFolder, ColdPlace
 from pipeline.store.cold import has_cold
 from pipeline.store.keys import keys_of
-from pipeline.store.namespace import cold_folder_id
+from pipeline.store.layout import cold_folder_id
+
+log = logging.getLogger(__name__)
 
 
 def open_cold(client: Any, redis: RedisSettings, cold: ColdSettings) -> ColdPlace | None:
@@ -20,7 +23,13 @@ def open_cold(client: Any, redis: RedisSettings, cold: ColdSettings) -> ColdPlac
         ColdUnavailable: the folder is away, another one than Redis knows, or can't be used.
         StoreError: no answer, or an error.
     """
-    known = cold_folder_id(client, redis)
+    try:
+        known = cold_folder_id(client, redis)
+    except StoreUnavailable as exc:
+        if cold.folder or redis.shards == 1:
+            raise
+        log.debug("the first shard is away, so whether messages wait in a cold folder is not known: %s", exc)
+        return None
     if not cold.folder:
         if known and has_cold(client, keys_of(redis)):
             raise ColdUnavailable(

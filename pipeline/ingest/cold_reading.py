@@ -10,7 +10,7 @@ from pipeline.core.ids import TOKEN_LENGTH
 from pipeline.ingest.cold_files import ColdFile
 from pipeline.ingest.cold_folder import ColdFolder, ColdName
 from pipeline.store.cold import ColdMember
-from pipeline.store.namespace import cold_folder_id
+from pipeline.store.layout import cold_folder_id
 
 LISTING_MS: Final = 5_000  # how old the listing may be in which a file is looked for
 

@@ -17,7 +17,8 @@ from pipeline.store.keys import Keys, keys_of
 log = logging.getLogger(__name__)
 
 FORMAT_VERSION = 1  # of docs/wire-format.md; higher when an older program can't read what a newer one wrote
-_VERSION, _SHARDS, _TAGS, _OUTBOX_ID = "format_version", "shards", "hash_tags", "outbox_id"
+_VERSION, _SHARDS, _TAGS = "format_version", "shards", "hash_tags"
+_OUTBOX_ID, _COLD_ID = "outbox_id", "cold_folder_id"
 
 
 def tags_of(settings: RedisSettings) -> str:
@@ -102,15 +103,33 @@ def outbox_id(client: Any, settings: RedisSettings) -> str:
     Raises:
         StoreError: no answer, or an error.
     """
+    return _agreed(client, settings, _OUTBOX_ID, secrets.token_hex(8))
+
+
+def cold_folder_id(client: Any, settings: RedisSettings, new: str = "") -> str:
+    """Return the ID of the folder in which messages of this namespace wait, "" if there is none.
+
+    Args:
+        new: it becomes the ID if there is none.
+
+    Raises:
+        StoreError: no answer, or an error.
+    """
+    return _agreed(client, settings, _COLD_ID, new)
+
+
+def _agreed(client: Any, settings: RedisSettings, name: str, new: str) -> str:
+    """Return a field on which the first shard decides. Whoever gives a ``new`` one gives the others their copies."""
     first, *others = keys_of(settings)
 
     def read(keys: Keys) -> Any:
         with translated_errors():
-            return client.hget(keys.meta(), _OUTBOX_ID)
+            return client.hget(keys.meta(), name)
 
     try:
-        with translated_errors():
-            client.hsetnx(first.meta(), _OUTBOX_ID, secrets.token_hex(8))
+        if new:
+            with translated_errors():
+                client.hsetnx(first.meta(), name, new)
         found = read(first)
     except StoreUnavailable:
         for keys in others:  # which have a copy
@@ -118,9 +137,9 @@ def outbox_id(client: Any, settings: RedisSettings) -> str:
                 if found := read(keys):
                     return str(found.decode())
         raise
-    for keys in others:
+    for keys in others if new else ():
         with suppress(StoreUnavailable):
             if read(keys) != found:
                 with translated_errors():
-                    client.hset(keys.meta(), _OUTBOX_ID, found)
-    return str(found.decode())
+                    client.hset(keys.meta(), name, found)
+    return (found or b"").decode()

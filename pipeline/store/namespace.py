@@ -18,7 +18,6 @@ from pipeline.store.shards import first_that_answers
 
 log = logging.getLogger(__name__)
 
-_COLD_ID = "cold_folder_id"
 _SETTINGS = tuple(field.name for field in fields(TopicSettings))
 
 
@@ -74,22 +73,6 @@ def _check_rename(client: Any, settings: RedisSettings) -> None:
             pass  # there is no such key
 
     first_that_answers(keys_of(settings), rename)
-
-
-def cold_folder_id(client: Any, settings: RedisSettings, new: str = "") -> str:
-    """Return the ID of the folder in which messages of this namespace wait, "" if there is none.
-
-    Args:
-        new: it becomes the ID if there is none.
-
-    Raises:
-        StoreError: no answer, or an error.
-    """
-    key = Keys(settings.namespace).meta()
-    with translated_errors():
-        if new:
-            client.hsetnx(key, _COLD_ID, new)
-        return (client.hget(key, _COLD_ID) or b"").decode()
 
 
 def adopt_topic_settings(client: Any, settings: Settings, complete: bool = False) -> Settings:

@@ -17,7 +17,8 @@ from pipeline.store.connection import connect
 from pipeline.store.dead_letters import DeadLetters
 from pipeline.store.heartbeats import add_up_loops, read_ingests, read_loops
 from pipeline.store.keys import Keys
-from pipeline.store.namespace import cold_folder_id, open_namespace
+from pipeline.store.layout import cold_folder_id
+from pipeline.store.namespace import open_namespace
 from pipeline.store.outbox import Outbox
 from pipeline.store.redis_store import RedisStore
 from pipeline.store.stats import read_stats

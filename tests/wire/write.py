@@ -28,8 +28,8 @@ from pipeline.store.cold import HydratorHeartbeat, HydratorLease, HydratorProgre
 from pipeline.store.connection import connect
 from pipeline.store.heartbeats import write_ingest
 from pipeline.store.keys import Keys
-from pipeline.store.layout import FORMAT_VERSION, outbox_id
-from pipeline.store.namespace import cold_folder_id, open_namespace
+from pipeline.store.layout import FORMAT_VERSION, cold_folder_id, outbox_id
+from pipeline.store.namespace import open_namespace
 from pipeline.store.outbox import Outbox
 from pipeline.store.redis_store import RedisStore
 from pipeline.store.topics import Topics
