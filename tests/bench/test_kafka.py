@@ -43,15 +43,15 @@ def test_records_are_compared_with_lines_of_files_and_the_warm_up_is_left_out() 
 
     samples = [
         sample(kafka_in.FILES, 0, 99.0),
-        sample(kafka_in.FILES, 1, 1.0),
+        sample(kafka_in.FILES, 1, 1.0, 250),
         sample(kafka_in.DEFAULT, 1, 4.0, 500, 1_500),
         sample(kafka_in.SMALL, 1, 2.0, 1_000),
     ]
     table = kafka_in.table({"rows": 1_000, "rounds": 1, "partitions": 4, "master": "local[2]"}, samples)
     costs_shown = ["1000.00", "500.00", "250.00"]
-    assert cells(table, "files") == ["1,000", "1,000", "1,000", "1.00", "-", "1", *costs_shown]
-    assert cells(table, "topic: default") == ["250", "250", "250", "0.25", "500", "2", *costs_shown]
-    assert cells(table, "topic: batches of 100,000") == ["500", "500", "500", "0.50", "1,000", "1", *costs_shown]
+    assert cells(table, "files") == ["1,000", "1,000", "1,000", "1.00", "4,000", "1.00", "1", *costs_shown]
+    assert cells(table, "topic: default") == ["250", "250", "250", "0.25", "500", "0.12", "2", *costs_shown]
+    assert cells(table, "topic: batches of 100,000") == ["500", "500", "500", "0.50", "1,000", "0.25", "1", *costs_shown]
     assert "at most 0.12 cores" in table
 
 
