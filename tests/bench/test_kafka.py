@@ -51,7 +51,16 @@ def test_records_are_compared_with_lines_of_files_and_the_warm_up_is_left_out() 
     costs_shown = ["1000.00", "500.00", "250.00"]
     assert cells(table, "files") == ["1,000", "1,000", "1,000", "1.00", "4,000", "1.00", "1", *costs_shown]
     assert cells(table, "topic: default") == ["250", "250", "250", "0.25", "500", "0.12", "2", *costs_shown]
-    assert cells(table, "topic: batches of 100,000") == ["500", "500", "500", "0.50", "1,000", "0.25", "1", *costs_shown]
+    assert cells(table, "topic: batches of 100,000") == [
+        "500",
+        "500",
+        "500",
+        "0.50",
+        "1,000",
+        "0.25",
+        "1",
+        *costs_shown,
+    ]
     assert "at most 0.12 cores" in table
 
 

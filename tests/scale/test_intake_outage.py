@@ -135,6 +135,8 @@ def test_files_go_on_while_a_master_is_away_and_nothing_is_lost_or_doubled(
     ingest, loop = outage.start(), outage.jobs.loop()
     outage.drop("before")
     assert wait_until(lambda: outage.is_all_delivered(loop), SOON_SEC), ingest.screen()
+    # Delivered is before committed: a batch that is not would wait for the master, too.
+    assert wait_until(lambda: not outage.landed(), SOON_SEC), outage.landed()
     outage.drop("at-once")
     outage.victim.kill()
     for number in range(3):
@@ -175,6 +177,8 @@ def test_a_master_that_is_frozen_holds_up_no_file_of_the_others(checkout: Checko
     ingest, loop = outage.start(), outage.jobs.loop("--lease", "5")
     outage.drop("before")
     assert wait_until(lambda: outage.is_all_delivered(loop), SOON_SEC), ingest.screen()
+    # Delivered is before committed: a batch that is not would wait for the master, too.
+    assert wait_until(lambda: not outage.landed(), SOON_SEC), outage.landed()
     outage.victim.signal(signal.SIGSTOP)
     try:
         outage.drop("frozen")
@@ -244,6 +248,8 @@ def test_jobs_start_while_a_master_is_away_and_files_that_wait_survive_a_kill(
     ingest, loop = outage.start(), outage.jobs.loop()
     outage.drop("before")
     assert wait_until(lambda: outage.is_all_delivered(loop), SOON_SEC), ingest.screen()
+    # Delivered is before committed: a batch that is not would wait for the master, too.
+    assert wait_until(lambda: not outage.landed(), SOON_SEC), outage.landed()
     outage.victim.kill()
     outage.drop("killed", delay_sec=1)
     assert wait_until(lambda: len(outage.waiting()) == 1, SOON_SEC), ingest.screen()
