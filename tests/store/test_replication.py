@@ -185,7 +185,7 @@ def test_a_batch_waits_for_replicas() -> None:
     with replicated() as (primary, replica):
         store = RedisStore(connect(RedisSettings(url=primary.url, reply_timeout_ms=500)), KEYS)
         store.schedule("s", transaction((1, START_MS)))
-        store.wait_for_copies(on_disk=False, replicas=1)
+        RedisStore(connect(RedisSettings(url=primary.url)), KEYS).wait_for_copies(on_disk=False, replicas=1)
         with pytest.raises(StoreUnavailable, match="on 1 replicas so far, not on 2"):
             store.wait_for_copies(on_disk=False, replicas=2)
         cut_off(primary, replica)
