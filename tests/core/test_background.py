@@ -2,12 +2,13 @@
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from math import inf
 
 import pytest
 
-from pipeline.core.background import Background
+from pipeline.core.background import Background, made_ahead
+from pipeline.runtime.process import wait_until
 
 
 class CountingTask:
@@ -68,3 +69,28 @@ def test_an_error_that_nobody_expected_is_logged_and_ends_nothing(caplog: pytest
         task.wait_for(2)
         background.stop()
     assert "work in the background failed and goes on in a minute: ValueError: odd" in caplog.text
+
+
+def test_items_are_made_one_ahead_in_order_and_an_error_comes_in_its_place() -> None:
+    made: list[int] = []
+
+    def items() -> Iterator[int]:
+        for number in range(3):
+            made.append(number)
+            yield number
+        raise ValueError("the end")
+
+    found = made_ahead(items())
+    assert next(found) == 0
+    assert wait_until(lambda: made == [0, 1], 10)
+    assert [next(found), next(found)] == [1, 2]
+    with pytest.raises(ValueError, match="the end"):
+        next(found)
+
+
+def test_what_is_made_ahead_has_ended_when_it_is_closed() -> None:
+    made: list[int] = []
+    found = made_ahead(made.append(number) for number in range(9))
+    next(found)
+    found.close()
+    assert made == [0, 1]

@@ -19,7 +19,7 @@ from pipeline.ingest.parsing import FileText
 from pipeline.ingest.query import query_failure, start_query
 from pipeline.ingest.readers import read_landing
 from pipeline.ingest.rejects import WORK_NAME, RejectsWriter
-from pipeline.ingest.shard_writer import ShardWriter
+from pipeline.ingest.shard_writer import ShardWriter, finish_all
 from pipeline.ingest.stores import WriterSettings, open_changing_stores, open_stores
 from pipeline.ingest.summary import Summary
 from pipeline.ingest.transactions import PartQueue
@@ -270,3 +270,18 @@ def landed(name: str, token: str) -> FileText:
 
 def files_in(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.rglob("*") if path.is_file())
+
+
+def test_what_one_server_lost_of_a_shard_while_another_was_stored_is_noticed(settings: WriterSettings) -> None:
+    class Losing(ShardWriter):
+        def store_waiting(self) -> None:
+            if self._waiting:
+                keys = keys_of(settings.redis)[0]
+                connect(settings.redis).delete(keys.marker(settings.source_id, "A" * 14))
+            super().store_waiting()
+
+    [shard], [changing] = open_stores(settings.redis), open_changing_stores(settings)
+    writers = [ShardWriter(shard, changing, settings), Losing(shard, changing, settings)]
+    for writer, token in zip(writers, "AB", strict=True):
+        writer.add(PartQueue(parsed(b'{"message":"m","due":1700000000005}\n', token=token * 14)))
+    assert finish_all(writers).lost == 1

@@ -8,14 +8,15 @@ from typing import Any
 import pytest
 import redis
 
-from pipeline.config import DrainSettings, RedisSettings, Settings, TopicSettings
+from pipeline.config import ColdSettings, DrainSettings, RedisSettings, Settings, TopicSettings
 from pipeline.core.errors import ConfigError, StoreUnavailable
+from pipeline.ingest.cold_opening import open_cold
 from pipeline.status import read_status
 from pipeline.store.checks import meaning_of_stored
 from pipeline.store.connection import server_ms
 from pipeline.store.ingest_heartbeat import IngestHeartbeat, Waiting
 from pipeline.store.keys import keys_of
-from pipeline.store.layout import outbox_id
+from pipeline.store.layout import cold_folder_id, outbox_id
 from pipeline.store.namespace import (
     adopt_topic_settings,
     change_topic_settings,
@@ -211,6 +212,20 @@ def test_the_id_of_the_outboxes_is_the_same_while_the_first_shard_is_away_and_ne
     assert outbox_id(world.client, world.settings) == made
     world.lose(0, 1)
     assert outbox_id(world.client, world.settings) == made
+
+
+def test_the_cold_folder_is_known_while_the_first_shard_is_away(world: World) -> None:
+    assert cold_folder_id(world.client, world.settings) == ""
+    assert cold_folder_id(world.client, world.settings, "made") == "made"
+    world.lose(0)
+    assert cold_folder_id(world.client, world.settings) == "made"
+
+
+def test_without_a_cold_folder_a_job_starts_while_the_first_shard_is_away(world: World) -> None:
+    world.lose(0)
+    assert open_cold(world.client, world.settings, ColdSettings()) is None
+    with pytest.raises(StoreUnavailable):
+        open_cold(world.client, world.settings, ColdSettings(folder="cold"))
 
 
 def test_the_first_shard_that_answers_is_asked(world: World) -> None:
