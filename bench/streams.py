@@ -29,7 +29,8 @@ from pipeline.config import ALL_TOPICS, RedisSettings
 from pipeline.core.clock import SystemClock
 from pipeline.core.messages import DEFAULT_TOPIC
 from pipeline.store.connection import connect
-from pipeline.store.groups import BEGINNING, GroupStore
+from pipeline.store.entries import BEGINNING
+from pipeline.store.groups import GroupStore
 from pipeline.store.namespace import change_topic_settings
 
 MESSAGES, QUICK_MESSAGES = 300_000, 5_000

@@ -2,7 +2,7 @@
 
 import argparse
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
@@ -15,6 +15,7 @@ from pipeline.consume.opening import (
     new_consumer,
     new_store,
     parse_start,
+    place_from_now,
     run_together,
     shards_of_consumers,
     stoppable,
@@ -27,6 +28,7 @@ from pipeline.drain.side_by_side import SharedSink
 from pipeline.sinks import DELIVERING
 from pipeline.sinks.base import Sink
 from pipeline.store.entries import NO_ENTRY, Entry, EntryId, entry_id_of
+from pipeline.store.groups import GroupStore
 from pipeline.store.namespace import adopt_topic_settings
 from pipeline.store.topics import Topics
 
@@ -44,7 +46,7 @@ class Printed:
             the group, is not late, and not counted as such.
     """
 
-    began_at: Mapping[str, EntryId] = field(default_factory=dict)
+    began_at: dict[str, EntryId] = field(default_factory=dict)
     messages: int = 0
     lateness: Lateness = field(default_factory=Lateness)
     _lock: Lock = field(default_factory=Lock)
@@ -110,11 +112,12 @@ def main(arguments: list[str], stop: Stop) -> int:
         connection = stack.enter_context(open_connection(settings, stop, may_create=True))
         settings = adopt_topic_settings(connection.client, settings)
         store = new_store(connection.client, settings, given.topic, given.group, given.consumer)
-        is_known = given.topic in Topics(connection.client, connection.shards).names()
-        is_new = store.register(start, given.ordered or None)
+        known, _ = Topics(connection.client, connection.shards).names_that_answer()
+        place = place_from_now(store, start)
+        is_new = store.register(start, given.ordered or None, passes_over=True)
         if is_new:
             log.info("registered the group %s of the topic %s, from %s on", given.group, given.topic, given.start)
-            if not is_known:
+            if given.topic not in known:
                 log.info("No message of topic %s has come into its stream yet; the group is registered.", given.topic)
         if settings.of_topic(given.topic).sink != "stream":
             log.warning(
@@ -123,13 +126,18 @@ def main(arguments: list[str], stop: Stop) -> int:
             )
         if replay:
             store.replay(replay)
-        options = stoppable(stop) | ({"block_ms": 1} if given.once else {})
-        consumers = []
+        options = stoppable(stop) | {"reads_ahead": True} | ({"block_ms": 1} if given.once else {})
+        printed, consumers = Printed(), []
+
+        def enter(share: GroupStore) -> None:
+            share.register(place)
+            if is_new or replay:
+                printed.began_at.update(share.last_ids())
+
         for shards in shards_of_consumers(connection.client, settings, 1, store.ordered):
             share = new_store(connection.client, settings, given.topic, given.group, given.consumer, shards=shards)
-            share.register(start)
-            consumers.append(stack.enter_context(new_consumer(share, settings, reads_ahead=True, **options)))
-        printed = Printed(store.last_ids() if is_new or replay else {})
+            opened = new_consumer(share, settings, enter=partial(enter, share), **options)
+            consumers.append(stack.enter_context(opened))
         stack.callback(lambda: log.info("%s", summary(printed, consumers)))
         screen = DELIVERING["screen"](given.format, clock)
         sink = screen if len(consumers) == 1 else SharedSink(screen)

@@ -2,6 +2,7 @@
 
 import argparse
 import logging
+import random
 import sys
 import warnings
 from collections.abc import Iterator
@@ -39,7 +40,7 @@ from pipeline.ingest.query import bind_checkpoint, java_watched, open_session, s
 from pipeline.ingest.readers import read_direct, read_landing
 from pipeline.ingest.rejects import check_rejects_folder
 from pipeline.ingest.sources import DirectSource, FilesSource, SocketSource, Source
-from pipeline.ingest.stores import WriterSettings, no_slower_than, patience_ms_of
+from pipeline.ingest.stores import Retry, WriterSettings, no_slower_than, patience_ms_of
 from pipeline.ingest.summary import Summary
 from pipeline.ingest.upkeep import landing_upkeep, look_after_servers, what_is_read_again
 from pipeline.ingest.waiting import waiting_text
@@ -50,6 +51,7 @@ from pipeline.store.connection import connect
 from pipeline.store.heartbeats import write_ingest
 from pipeline.store.ingest_heartbeat import IngestHeartbeat
 from pipeline.store.replication import may_fail_over
+from pipeline.store.retry import retry_until_available
 from pipeline.store.shards import ShardedMarkers, open_shards
 
 BESIDE_TIMEOUT_MS = 500  # what is done beside the batches gives up soon when a shard of several does not answer
@@ -106,25 +108,31 @@ def open_source(settings: Settings) -> Source:
 
 
 def open_rows(
-    spark: SparkSession, settings: Settings, source: Source, writer_settings: WriterSettings, store: ShardedMarkers
+    spark: SparkSession,
+    settings: Settings,
+    source: Source,
+    writer_settings: WriterSettings,
+    store: ShardedMarkers,
+    retry: Retry,
 ) -> tuple[DataFrame, PartitionWriter]:
     """Return what Spark reads, and what stores a partition of it."""
     if settings.ingest.source == "kafka":
         from pipeline.ingest.kafka_reader import ReadSettings
         from pipeline.ingest.kafka_source import KafkaSource, name_of, read_kafka
-        from pipeline.ingest.kafka_windows import PartitionMarker
+        from pipeline.ingest.kafka_windows import PartitionMarker, is_begun
         from pipeline.ingest.kafka_writer import RangeWriter
 
         assert isinstance(source, KafkaSource)
         kafka = settings.kafka
         write = RangeWriter(writer_settings, ReadSettings(source.properties, kafka.format, kafka.accept_loss))
         part_ids = [each.part_id for each in source.partitions]
-        write.learn(Summary(file_tokens=store.marked_everywhere(source.marker_source_id, part_ids)))
-        markers = store.markers(source.marker_source_id, part_ids)
+        found = retry(partial(store.markers_that_answer, source.marker_source_id, part_ids))
+        markers, shards = dict(zip(source.partitions, found, strict=True)), writer_settings.redis.shards
+        write.learn(Summary(file_tokens=[each.part_id for each in markers if is_begun(markers[each], shards)]))
         stored = {
-            name_of(each): PartitionMarker.of(at).next
-            for each, at in zip(source.partitions, markers, strict=True)
-            if at
+            name_of(partition): min(PartitionMarker.of(each).next for each in known if each)
+            for partition, known in markers.items()
+            if any(known)
         }
         return read_kafka(spark, kafka, source.properties, stored), write
     read = read_direct if isinstance(source, DirectSource) else read_landing
@@ -235,10 +243,16 @@ def _run(
     reporter = BatchReporter(source.source_id, source.reads, landing, publish, clock, settings.ingest.rejects)
     spark.streams.addListener(reporter)
     writer_settings = settings_of_writers(settings, connection, source, rejects_mark, patience_ms, cold)
-    rows, write = open_rows(spark, settings, source, writer_settings, store)
+    # Redis was there when the job was started: a restart of it, while Spark starts, is waited for as later.
+    retry = partial(
+        retry_until_available, wait=lambda ms: Event().wait(ms / 1000), clock=clock, random=random.random, stopping=stop
+    )
+    rows, write = open_rows(spark, settings, source, writer_settings, store, retry)
     writer = BatchWriter(writer_settings, clock, reporter.report, write)
     what = landing or what_is_read_again(spark, settings, writer, checkpoint, stores, writer_settings.source_id)
-    beside = look_after_servers(connection.client, connection.shards, writer, writer_settings, what, heartbeat, clock)
+    beside = look_after_servers(
+        connection.client, connection.shards, writer, writer_settings, what, heartbeat, clock, retry
+    )
     if once and landing:
         landing.waiting.give_back((), all_at_once=True)  # a query that takes in what is there looks once
     with _stopped_with_java(stop):

@@ -11,15 +11,19 @@ from pipeline.consume.consumer import Consumer
 from pipeline.consume.handling import Breaker, run
 from pipeline.consume.opening import (
     join_group,
+    new_consumer,
     new_store,
     parse_start,
+    place_from_now,
     run_together,
     shards_of_consumers,
     stop_on_signals,
+    stoppable,
 )
 from pipeline.core.messages import Message
 from pipeline.core.stop import Stop
 from pipeline.store.keys import Keys
+from pipeline.store.namespace import adopt_topic_settings
 from pipeline.store.scripts import Scripts
 
 
@@ -86,28 +90,21 @@ class Consuming:
         """Do what ``run`` does, until ``stop`` is requested."""
         breaker, turns = Breaker(), Semaphore(concurrency)
         whole_group = new_store(self._client, self._settings, topic, group, "", self._scripts)
-        whole_group.register(parse_start(start), ordered)
-        shares = shards_of_consumers(self._client, self._settings, concurrency, whole_group.ordered)
+        place = place_from_now(whole_group, parse_start(start))
+        whole_group.register(parse_start(start), ordered, passes_over=True)
+        settings = adopt_topic_settings(self._client, self._settings)
+        shares = shards_of_consumers(self._client, settings, concurrency, whole_group.ordered)
 
         def work(shards: Sequence[Keys]) -> None:
-            with self.join(topic, group, "", start, ordered, stop, shards) as consumer:
+            store = new_store(self._client, settings, topic, group, "", self._scripts, shards)
+            enter = partial(store.register, place, ordered)
+            with new_consumer(store, settings, enter=enter, **stoppable(stop)) as consumer:
                 if concurrency > 1:
                     consumer.limit = 1  # what one thread read ahead, the others could not handle
                 run(consumer, handler, breaker, turns)
 
         run_together([partial(work, shards) for shards in shares], stop)
 
-    def join(
-        self,
-        topic: str,
-        group: str,
-        consumer: str,
-        start: str,
-        ordered: bool | None,
-        stop: Stop,
-        shards: Sequence[Keys] = (),
-    ) -> Consumer:
-        """Return a consumer that ends when ``stop`` is requested; see ``consume``, and ``new_store`` for the shards."""
-        return join_group(
-            self._client, self._settings, topic, group, consumer, start, ordered, stop, self._scripts, shards
-        )
+    def join(self, topic: str, group: str, consumer: str, start: str, ordered: bool | None, stop: Stop) -> Consumer:
+        """Return a consumer that ends when ``stop`` is requested; see ``consume``."""
+        return join_group(self._client, self._settings, topic, group, consumer, start, ordered, stop, self._scripts)

@@ -12,8 +12,8 @@ from pipeline.consume.leases import KEEP_SHARE, LeaseRenewer
 from pipeline.consume.retries import ABANDONED, FAILED, REFUSED, Outcome, log_outcome, retry_delay_ms
 from pipeline.core.clock import Clock
 from pipeline.core.errors import StoreError
-from pipeline.store.entries import Entry
-from pipeline.store.groups import BEGINNING, END, PAGE, GroupStore
+from pipeline.store.entries import BEGINNING, Entry
+from pipeline.store.groups import END, PAGE, GroupStore
 from pipeline.store.retry import retry_until_available
 
 # A message that was delivered so often, and abandoned, is retried later and by itself. Once proves nothing: it may only have been
@@ -46,9 +46,7 @@ class Consumer:
     Args:
         settings: of the topic.
 
-        wait: pauses for so many milliseconds, or less.
-
-        random: draws from [0, 1).
+        wait: pauses for so many milliseconds, or less; ``random`` draws from [0, 1).
 
         stopping: once true, nothing more is started.
 
@@ -61,7 +59,7 @@ class Consumer:
         reads_ahead: while there is a backlog, an ``ack`` of all that is in flight also reads, for who takes the next batch at once:
             that saves a round trip and an fsync. It does nothing in an ordered group.
 
-        on_close: called when it is closed.
+        on_close: called when it is closed; ``enter`` before all else, until it succeeds: it makes the group known.
     """
 
     store: GroupStore
@@ -74,6 +72,7 @@ class Consumer:
     limit: int = 100
     block_ms: int = 1_000
     reads_ahead: bool = False
+    enter: Callable[[], object] | None = None
     on_close: Callable[[], object] = lambda: None
     late_acks: int = 0
     _lease_ms: float = field(init=False)
@@ -176,15 +175,11 @@ class Consumer:
         """Let others have messages at once, as if they had not been delivered."""
         self._settle(lambda: self.store.settle("undo", entries), entries)
 
-    def release_unstarted(self) -> None:
-        """Let others have what was read and not started yet."""
+    def pause(self, ms: float) -> None:
+        """Wait; others get meanwhile what was not started, but in an ordered group this one stays the active consumer."""
         waiting = self._in_flight.waiting()
         self._retrying(lambda: self._release(waiting))
         self._in_flight.forget(delivery.entry for delivery in waiting)
-
-    def pause(self, ms: float) -> None:
-        """Wait; others get meanwhile what was not started, but in an ordered group this one stays the active consumer."""
-        self.release_unstarted()
         end_ms = self.clock.monotonic_ms() + ms
         while (left_ms := end_ms - self.clock.monotonic_ms()) > 0 and not self._is_ending():
             if self.store.ordered:
@@ -199,6 +194,8 @@ class Consumer:
         self._closed = True
         self._renewer.close()
         try:
+            if self.enter:  # it was never in the group
+                return
             if not self.store.ordered or self._is_active:
                 self._recover_own()
                 self._release(self._in_flight.values())
@@ -222,6 +219,9 @@ class Consumer:
 
     def _look(self, limit: int) -> None:
         """Find messages. If it fails, what it has found is kept, and it may be called again."""
+        if self.enter:
+            self.enter()
+            self.enter = None
         if self.store.ordered and not self._keep_active():
             self.wait(self.block_ms)
             return

@@ -23,7 +23,8 @@ from pipeline.core.stop import Stop
 from pipeline.runtime.server import PrivateServer, serves
 from pipeline.store.checks import check_server, find_cluster
 from pipeline.store.connection import connect
-from pipeline.store.groups import BEGINNING, NEW, GroupStore
+from pipeline.store.entries import BEGINNING, place_before
+from pipeline.store.groups import NEW, GroupStore
 from pipeline.store.keys import Keys, keys_of
 from pipeline.store.namespace import adopt_topic_settings, open_namespace
 from pipeline.store.scripts import Scripts
@@ -31,7 +32,6 @@ from pipeline.store.topology import ClusterClient, client_of
 
 _ENTRY_ID = re.compile(r"[0-9]{1,16}-[0-9]{1,20}")
 BLOCK_MS = 1_000  # that a read waits for a message; it must end before the wait for its reply does
-LAST_OF_A_MS = 2**64 - 1  # the highest sequence number of an entry's id
 
 
 def open_consumer(
@@ -110,10 +110,9 @@ def join_group(
     ordered: bool | None,
     stop: Stop,
     scripts: Scripts | None = None,
-    shards: Sequence[Keys] = (),
 ) -> Consumer:
-    """Return a consumer on a connection that its caller closes later; see ``open_consumer`` and ``new_store``."""
-    store = new_store(client, settings, topic, group, consumer, scripts, shards)
+    """Return a consumer on a connection that its caller closes later; see ``open_consumer``."""
+    store = new_store(client, settings, topic, group, consumer, scripts)
     settings = adopt_topic_settings(client, settings)
     store.register(parse_start(start), ordered)
     return new_consumer(store, settings, **stoppable(stop))
@@ -143,6 +142,15 @@ def new_store(
         check_name("consumer", consumer or _own_name()),
         scripts,
     )
+
+
+def place_from_now(store: GroupStore, start: str) -> str:
+    """Return where a group begins that begins at ``start`` now, and is registered later: ``NEW`` is after this moment.
+
+    Raises:
+        StoreError: no answer, or an error.
+    """
+    return place_before(store.now_ms()) if start == NEW else start
 
 
 def shards_of_consumers(client: Any, settings: Settings, concurrency: int, ordered: bool) -> Sequence[Sequence[Keys]]:
@@ -230,8 +238,7 @@ def parse_start(text: str) -> str:
             f"{text!r} is no place to begin at: say beginning, new, an entry's id such as 1795176000000-0, "
             "or a time with its zone such as 2026-11-20T12:00:00Z."
         )
-    first_ms = round(moment.timestamp() * 1000)
-    return f"{first_ms - 1}-{LAST_OF_A_MS}" if first_ms > 0 else BEGINNING
+    return place_before(round(moment.timestamp() * 1000))
 
 
 @contextmanager

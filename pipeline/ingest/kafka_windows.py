@@ -3,9 +3,10 @@
 Order by due time costs the server a third of any other order (docs/adr/0004-sorted-before-stored.md), but the offsets that are
 stored then have holes. So the marker of a partition has a second half while a window is stored: ``<next> <end> <due_ms> <offset>``
 says that everything before ``next`` is stored, and from there to before ``end`` what is not behind (``due_ms``, ``offset``). When
-all of the window is stored, ``next`` is its end, and stands alone.
+all of the window is stored, ``next`` is its end, and stands alone. The first marker of a partition has an empty window.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Self
 
@@ -37,6 +38,19 @@ class PartitionMarker:
     def is_open(self) -> bool:
         """Whether a part of a window is stored."""
         return self.end > self.next
+
+
+def first_marker(offset: int) -> str:
+    """Return the marker of a partition of which nothing is stored yet: an empty window, so that it differs from all later ones."""
+    return f"{offset} {offset} 0 0"
+
+
+def is_begun(markers: Sequence[str], shards: int) -> bool:
+    """Tell whether all shards of a namespace have a marker of a partition, by those that answer: before one stores anything, each
+    has its first."""
+    return all(markers) and (
+        len(markers) == shards or any(each != first_marker(PartitionMarker.of(each).next) for each in markers)
+    )
 
 
 class WindowQueue(PartQueue):

@@ -23,7 +23,7 @@ from pipeline.core.records import ARRIVAL_MS_MAX, Record, Records, headers_of
 from pipeline.core.text import visible
 from pipeline.ingest.kafka_parsing import parse_records
 from pipeline.ingest.kafka_reader import Range, RangeReader, ReadSettings, RecordReader
-from pipeline.ingest.kafka_windows import WINDOW_TRANSACTIONS, PartitionMarker, WindowQueue
+from pipeline.ingest.kafka_windows import WINDOW_TRANSACTIONS, PartitionMarker, WindowQueue, first_marker
 from pipeline.ingest.parsing import PART_BYTES, FileText, ParsedPart, RejectedLine
 from pipeline.ingest.rejects import RejectsWriter
 from pipeline.ingest.shard_writer import TRANSACTION_BYTES, ShardWriter, split_by_shard
@@ -179,7 +179,7 @@ class RangeStorer:
         return min((self._marker_of(shard).next for shard in self._present()), default=self._reader.end)
 
     def _begin(self, shard: int) -> None:
-        move = MarkerMove(self._part_id, NO_MARKER, str(self._reader.range.begin))
+        move = MarkerMove(self._part_id, NO_MARKER, first_marker(self._reader.range.begin))
         nothing = Transaction([move], MessageRows([], []), MessageRows([], []), 0)
         self._ask(shard, lambda: self._stores[shard].schedule(self._settings.source_id, nothing))
         self._markers[shard] = self._marker(shard)

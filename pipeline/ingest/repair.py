@@ -11,7 +11,7 @@ from typing import Protocol
 from pipeline.core.clock import Clock
 from pipeline.core.files import write_whole
 from pipeline.core.text import count_text, utc_text
-from pipeline.ingest.stores import Patience, retrying
+from pipeline.ingest.stores import Patience, Retry, retrying
 from pipeline.ingest.summary import Summary
 from pipeline.store.replication import LOOK_MS, Failover, FailoverWatch
 
@@ -83,13 +83,13 @@ class Repair:
         self._tell = tell
         self._clock = clock
 
-    def start(self) -> None:
+    def start(self, retry: Retry = retrying) -> None:
         """Look for the first time, before a query runs; what has happened since the job ran last is not known.
 
         Raises:
             OSError: the file of the histories can't be written.
         """
-        self._watch.look(None if self._patience_ms else retrying)
+        self._watch.look(None if self._patience_ms else retry)
         self._compare_with_last_run()
 
     def step(self) -> float:

@@ -15,7 +15,7 @@ from pipeline.ingest.landed import LandingFiles, archive_ms_of
 from pipeline.ingest.loop import MarkerSweeper
 from pipeline.ingest.repair import DirectoryAgain, Repair
 from pipeline.ingest.sources import DirectSource, Source
-from pipeline.ingest.stores import WriterSettings
+from pipeline.ingest.stores import Retry, WriterSettings
 from pipeline.ingest.waiting import watch_shards
 from pipeline.ingest.writer import BatchWriter
 from pipeline.store.ingest_heartbeat import IngestHeartbeat
@@ -69,6 +69,7 @@ def look_after_servers(
     what: "LandingFiles | RecordsAgain | DirectoryAgain",
     heartbeat: IngestHeartbeat,
     clock: Clock,
+    retry: Retry,
 ) -> list[Background]:
     """Return what notices failovers, and shards that are away, while the writer works; what was read is read again after either.
 
@@ -80,7 +81,7 @@ def look_after_servers(
         watch = FailoverWatch.of(client, shards, clock)
         histories = what.histories if isinstance(what, LandingFiles) else None
         repair = Repair(watch, what, histories, heartbeat.tell, clock, settings.patience_ms)
-        repair.start()
+        repair.start(retry)
         writer.is_there = repair.is_there
         tasks.append(repair)
     if not isinstance(what, DirectoryAgain):

@@ -8,12 +8,19 @@ from pipeline.core.messages import Message, value_type
 
 EntryId = tuple[int, int]
 NO_ENTRY: Final[EntryId] = (0, 0)
+BEGINNING: Final = "0-0"
+LAST_OF_A_MS: Final = 2**64 - 1  # the highest number of an entry's id
 
 
 def entry_id_of(text: str) -> EntryId:
     """Return the id of an entry, ``<epoch ms>-<number>``, as numbers that can be compared."""
     ms, _, number = text.partition("-")
     return int(ms), int(number)
+
+
+def place_before(time_ms: int) -> str:
+    """Return the place just before all entries that came into a stream at a time (epoch ms) or later."""
+    return f"{time_ms - 1}-{LAST_OF_A_MS}" if time_ms > 0 else BEGINNING
 
 
 @value_type(kw_only=True)

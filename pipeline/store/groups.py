@@ -14,12 +14,14 @@ from pipeline.core.buckets import bucket_start_ms
 from pipeline.core.errors import ConfigError, StoreProtocolError, StoreUnavailable
 from pipeline.core.text import command_text
 from pipeline.store.connection import server_ms, translated_errors
-from pipeline.store.entries import NO_ENTRY, Entry, EntryId, by_stream, entry_id_of, in_order
+from pipeline.store.entries import BEGINNING, NO_ENTRY, Entry, EntryId, by_stream, entry_id_of, in_order
 from pipeline.store.group_reads import GroupReads
 from pipeline.store.keys import Keys
 from pipeline.store.scripts import Scripts, SentAhead, run_commands, run_script
+from pipeline.store.shards import first_that_answers, those_that_answer
+from pipeline.store.topology import client_of
 
-BEGINNING, NEW, END = "0-0", "$", "0-0"
+NEW, END = "$", "0-0"
 ORDERED, SHARED = "ordered", "shared"  # what a group can be
 PAGE = 100  # pending messages that it takes at a time
 
@@ -61,34 +63,37 @@ class GroupStore:
         of_shards = {keys.tag: [keys.retry(topic, group), keys.stream(topic)] for keys in shards}
         self._reads = GroupReads(client, group, consumer, of_shards)
 
-    def register(self, start: str, ordered: bool | None = None) -> bool:
+    def register(self, start: str, ordered: bool | None = None, passes_over: bool = False) -> bool:
         """Make the group known, so that it gets what comes from now on, connected or not; False if it was.
 
         Args:
             start: the entry after which a new group begins: ``BEGINNING``, ``NEW`` or an entry's id.
 
             ordered: whether one consumer of the group is active at a time; None means as the group is, and not if it is new.
+
+            passes_over: the shards that are away. Who joins there later says ``place_from_now``, as it was before this.
         Raises:
             ConfigError: the group is of the other kind.
         """
         wanted = "" if ordered is None else ORDERED if ordered else SHARED
-        is_new = False
-        for keys in self._shards:
+
+        def register(keys: Keys) -> bool:
             names = [
                 keys.stream(self.topic),
                 keys.retry(self.topic, self.group),
                 keys.topics(),
                 keys.groups(self.topic),
             ]
-            kind, is_new_here = self._run("register", names, [self.topic, self.group, start, wanted])
+            kind, is_new = self._run("register", names, [self.topic, self.group, start, wanted])
             if wanted and kind.decode() != wanted:
                 raise ConfigError(
                     f"The group {self.group} of the topic {self.topic} is {kind.decode()}, not {wanted}: leave that out to join it "
                     f"as it is, or drop it first ({command_text('topics', f'drop-group {self.topic} {self.group}')})."
                 )
             self.ordered = kind == ORDERED.encode()
-            is_new = is_new or is_new_here == 1
-        return is_new
+            return bool(is_new == 1)
+
+        return any(those_that_answer(self._shards, register) if passes_over else [*map(register, self._shards)])
 
     def replay(self, start: str) -> None:
         """Set the group back, or forward: it gets again what is retained after ``start``."""
@@ -227,8 +232,8 @@ class GroupStore:
                 self._forget(stream, name)
 
     def now_ms(self) -> int:
-        """Return the server's clock, epoch ms."""
-        return server_ms(self._client)
+        """Return the clock of the first server that answers, epoch ms."""
+        return first_that_answers(self._shards, lambda keys: server_ms(client_of(self._client, keys)))
 
     def _settling(self, verb: str, stream: str, entries: Sequence[Entry]) -> tuple[str, list[str], list[Any]]:
         names = [*self._keys_of_group(stream), self._keys_of[stream].counters()]

@@ -20,6 +20,7 @@ from pipeline.store.topology import client_of
 
 log = logging.getLogger(__name__)
 
+S = TypeVar("S")
 T = TypeVar("T")
 
 
@@ -42,10 +43,14 @@ class ShardedMarkers:
             found.update(zip(own, shard.markers(source_id, own), strict=True))
         return [found[part_id] for part_id in part_ids]
 
-    def marked_everywhere(self, source_id: str, part_ids: Sequence[str]) -> list[str]:
-        """Return those of the parts of which each shard has a marker."""
-        found = [shard.markers(source_id, part_ids) for shard in self._shards]
-        return [part_id for part_id, *markers in zip(part_ids, *found, strict=True) if all(markers)]
+    def markers_that_answer(self, source_id: str, part_ids: Sequence[str]) -> list[tuple[str, ...]]:
+        """Return for each part its marker in each shard that is not away.
+
+        Raises:
+            StoreUnavailable: no shard answers.
+        """
+        found = those_that_answer(self._shards, lambda shard: shard.markers(source_id, part_ids))
+        return list(zip(*found, strict=True))
 
     def marked_parts(self, source_id: str) -> Iterator[tuple[str, int]]:
         """Walk the markers of a source; one that several shards have comes several times, from each with its own time."""
@@ -86,3 +91,22 @@ def first_that_answers(shards: Sequence[Keys], call: Callable[[Keys], T]) -> T:
             log.debug("shard %d is away: %s", keys.shard, exc)
     with translated_errors():
         return call(last)
+
+
+def those_that_answer(shards: Sequence[S], call: Callable[[S], T]) -> list[T]:
+    """Ask all shards and return the answers, fewer if some are away.
+
+    Raises:
+        StoreError: no shard answers, or an error.
+    """
+    answers: list[T] = []
+    for shard in shards:
+        try:
+            with translated_errors():
+                answers.append(call(shard))
+        except StoreUnavailable as exc:
+            away = exc
+            log.debug("a shard is away: %s", exc)
+    if not answers:
+        raise away
+    return answers

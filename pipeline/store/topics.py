@@ -10,6 +10,7 @@ from pipeline.store.connection import server_ms, translated_errors
 from pipeline.store.groups import ORDERED
 from pipeline.store.keys import Keys
 from pipeline.store.scripts import Scripts, run_script
+from pipeline.store.shards import those_that_answer
 
 # What one script does at most: the server answers nobody else meanwhile.
 TRIM_LIMIT = 100  # entries that are dropped
@@ -117,13 +118,22 @@ class Topics:
         Raises:
             StoreError: no answer, or an error.
         """
-        found: set[bytes] = set()
         with translated_errors():
-            for keys in self._shards:
-                found |= self._client.smembers(keys.topics())
-                found |= set(self._client.hkeys(keys.pauses()))
-                found |= set(self._client.hkeys(keys.rate_limits()))
-        return sorted(_text(name) for name in found)
+            return sorted(set[str]().union(*map(self._names_in, self._shards)))
+
+    def names_that_answer(self) -> tuple[set[str], bool]:
+        """Return the same of the shards that are not away, and whether those are all.
+
+        Raises:
+            StoreError: no shard answers, or an error.
+        """
+        found = those_that_answer(self._shards, self._names_in)
+        return set[str]().union(*found), len(found) == len(self._shards)
+
+    def _names_in(self, keys: Keys) -> set[str]:
+        names = self._client.smembers(keys.topics())
+        names |= {*self._client.hkeys(keys.pauses()), *self._client.hkeys(keys.rate_limits())}
+        return {_text(name) for name in names}
 
     def look(self, topic: str) -> TopicInfo:
         """Count what there is of a topic. Not atomic.

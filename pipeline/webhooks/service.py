@@ -3,11 +3,12 @@
 import logging
 from collections.abc import Collection, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from pipeline.config import ALL_TOPICS, Settings, TopicSettings, convert_topic_setting
 from pipeline.consume.consumer import Consumer
-from pipeline.consume.opening import new_consumer, new_store, shards_of_consumers, stoppable
+from pipeline.consume.opening import new_consumer, new_store, place_from_now, shards_of_consumers, stoppable
 from pipeline.core.clock import Clock
 from pipeline.core.errors import ConfigError
 from pipeline.core.stop import Stop
@@ -57,6 +58,7 @@ class Webhooks:
         self._only = only
         self._posters: dict[str, Poster] = {}
         self._leaving: list[Poster] = []
+        self._known: set[str] = set()  # topics that have something
         self._refused: dict[str, str] = {}  # topic -> why it can't be posted, told once
 
     def look(self) -> None:
@@ -100,7 +102,10 @@ class Webhooks:
 
     def _wanted(self) -> dict[str, TopicSettings]:
         settings = current_settings(self._client, self._settings)
-        names = {*(self._only or (*settings.topic, *self._topics.names()))}
+        if not self._only:
+            there, are_all = self._topics.names_that_answer()
+            self._known = there if are_all else self._known | there  # a topic of a shard that is away is still one
+        names = {*(self._only or (*settings.topic, *self._known))}
         found = {topic: settings.of_topic(topic) for topic in sorted(names - {ALL_TOPICS})}
         checked = {topic: self._checked(topic, each) for topic, each in found.items() if each.webhook}
         return {topic: each for topic, each in checked.items() if each}
@@ -120,7 +125,9 @@ class Webhooks:
     def _begin(self, topic: str, settings: TopicSettings) -> None:
         secrets = secrets_of(self._secrets, topic)
         shares = shards_of_consumers(self._client, self._settings, settings.webhook_concurrency, ordered=False)
-        poster = Poster(topic, settings, secrets, self._open_consumer, shares, self.totals, self._clock)
+        place = place_from_now(new_store(self._client, self._settings, topic, GROUP, ""), self._start)
+        open_consumer = partial(self._open_consumer, place)
+        poster = Poster(topic, settings, secrets, open_consumer, shares, self.totals, self._clock)
         how = f"{settings.webhook_concurrency} at a time, {'signed' if secrets else 'not signed'}"
         log.info("posting the messages of topic %s to %s, %s", topic, settings.webhook.partition("?")[0], how)
         self._posters[topic] = poster
@@ -131,7 +138,9 @@ class Webhooks:
         poster.stop()
         self._leaving.append(poster)
 
-    def _open_consumer(self, topic: str, settings: TopicSettings, stop: Stop, shards: Sequence[Keys]) -> Consumer:
+    def _open_consumer(
+        self, place: str, topic: str, settings: TopicSettings, stop: Stop, shards: Sequence[Keys]
+    ) -> Consumer:
         store = new_store(self._client, self._settings, topic, GROUP, "", shards=shards)
-        store.register(self._start)
-        return new_consumer(store, replace(self._settings, topic={topic: settings}), **stoppable(stop))
+        of_topic = replace(self._settings, topic={topic: settings})
+        return new_consumer(store, of_topic, enter=partial(store.register, place), **stoppable(stop))

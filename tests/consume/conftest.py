@@ -12,7 +12,8 @@ from pipeline.consume.consumer import Consumer
 from pipeline.core.buckets import bucket_start_ms
 from pipeline.core.messages import Message
 from pipeline.store.connection import connect
-from pipeline.store.groups import BEGINNING, GroupStore
+from pipeline.store.entries import BEGINNING
+from pipeline.store.groups import GroupStore
 from pipeline.store.keys import Keys
 from pipeline.store.redis_store import RedisStore
 from tests.clock import ManualClock

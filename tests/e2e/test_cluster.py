@@ -223,7 +223,8 @@ def test_a_worker_that_is_killed_in_mid_batch_costs_no_message_and_doubles_none(
         checkout.drop(f"{file}.jsonl", *(f'{{"message":"#{number}","delay_sec":3600}}' for number in numbers))
     _, worker = cluster.workers()
 
-    job = ingest.start("--once", options={**OPTIONS, "spark.task.maxFailures": 4})
+    small = {"DUETIME_INGEST_TRANSACTION_MESSAGES": "20"}  # so that the batch takes seconds on any machine
+    job = ingest.start("--once", options={**OPTIONS, "spark.task.maxFailures": 4}, **small)
     job.wait_for(lambda _: len(stored(server)) > 0, "message", JOB_SEC)
     worker.kill()
     before = len(stored(server))

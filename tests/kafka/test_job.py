@@ -112,6 +112,28 @@ def test_whatever_dies_each_record_is_stored_once(checkout: Checkout) -> None:
         assert sent == RECORDS
 
 
+def test_a_server_that_restarts_while_spark_starts_is_waited_for(checkout: Checkout, broker: Broker) -> None:
+    with real_server() as server:
+        broker.make_topic("patient", 1)
+        pipeline = Pipeline(checkout, broker, server, "patient")
+        job = pipeline.ingest()
+        job.wait_for_line("Durability:")
+        server.kill()
+        job.wait_for_line("waiting for Redis", 60)
+        assert job.stop(signal.SIGINT) == 0, job.screen()
+        server.start()
+        job = pipeline.ingest()
+        job.wait_for_line("Durability:")
+        server.kill()
+        job.wait_for_line("waiting for Redis", 60)
+        server.start()
+        job.wait_for_line("ingest is up")
+        broker.produce("patient", b'{"message":"m","delay_sec":36000}')
+        job.wait_for(lambda _: pipeline.bodies() == Counter("m"), "message")
+        assert job.stop() == 0
+        assert "Traceback" not in job.screen()
+
+
 def kill_all(job: Command) -> None:
     """Kill the driver, Java and the Python workers."""
     tree = [psutil.Process(job.process.pid)]

@@ -155,6 +155,12 @@ FAULTS |= {
         " and own not in self._away",
         "",
     ),
+    "the first marker of a partition is like any other": (
+        (RangeStorer, "_begin"),
+        windows.test_the_markers_of_any_shards_tell_whether_all_of_them_have_one,
+        "first_marker(self._reader.range.begin)",
+        "str(self._reader.range.begin)",
+    ),
     "who lacks a shard says nothing of it": (
         (RangeStorer, "store"),
         partial(windows.test_a_shard_that_was_away_gets_all_of_it_later_and_the_other_one_at_once, away=0),

@@ -20,7 +20,7 @@ from pipeline.core.messages import Change
 from pipeline.core.records import Records
 from pipeline.ingest import kafka_writer, shard_writer
 from pipeline.ingest.kafka_reader import Range
-from pipeline.ingest.kafka_windows import PartitionMarker
+from pipeline.ingest.kafka_windows import PartitionMarker, first_marker, is_begun
 from pipeline.ingest.kafka_writer import RangeStorer
 from pipeline.ingest.rejects import RejectsWriter
 from pipeline.ingest.stores import Patience, WriterSettings
@@ -261,6 +261,41 @@ def test_a_partition_that_is_not_begun_in_a_shard_waits_for_it(tmp_path: Path, m
     assert asked == [1] and not any(shard.stored for shard in shards)
     Writer(5, 10, 2, 100, 0).run(far_first(10), shards, tmp_path)
     assert [shard.marker for shard in shards] == ["10", "10"]
+
+
+@settings(max_examples=scaled(100), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(logs(), st.lists(writers(), min_size=1, max_size=5))
+def test_the_markers_of_any_shards_tell_whether_all_of_them_have_one(
+    tmp_path: Path, records: Records, came: list[Writer]
+) -> None:
+    """A job that starts while others are away knows by them which partitions need not wait for all."""
+
+    def wait_for_ever(call: Callable[[], object]) -> object:
+        try:
+            return call()
+        except StoreUnavailable:
+            raise Died from None
+
+    shards, has_stored = [Shard(), Shard()], False
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(kafka_writer, "retrying", wait_for_ever)
+        for each in came:
+            each.try_run(records, shards, tmp_path / "rejects")
+            markers = [shard.marker for shard in shards]
+            has_stored = has_stored or any(shard.stored for shard in shards)
+            assert is_begun(markers, 2) == all(markers)
+            for marker in markers:
+                assert not is_begun([marker], 2) or all(markers)
+            assert not has_stored or any(is_begun([marker], 2) for marker in markers), (
+                "what stores can go on without one"
+            )
+
+
+def test_the_first_marker_of_a_partition_is_no_open_window_and_no_later_one() -> None:
+    at = PartitionMarker.of(first_marker(7))
+    assert at == PartitionMarker(7, 7) and not at.is_open
+    assert not is_begun([first_marker(7)], 2) and is_begun(["7"], 2) and is_begun(["7 9 1 8"], 2)
+    assert is_begun([first_marker(7)] * 2, 2) and not is_begun(["", "7"], 2)
 
 
 def check(records: Records, shards: Sequence[Shard]) -> None:

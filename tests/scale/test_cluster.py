@@ -1,5 +1,8 @@
 """A namespace on a real Redis Cluster, as docs/how-to/cluster.md says: every job, slots that move, masters that die."""
 
+import json
+import re
+import urllib.request
 import uuid
 from collections import Counter
 from collections.abc import Collection, Iterator
@@ -33,6 +36,7 @@ from tests.cluster import RealCluster, real_cluster
 from tests.e2e.commands import Checkout, Command
 from tests.e2e.conftest import checkout as checkout
 from tests.servers import server_version
+from tests.webhooks.receiver import Receiver, receiving
 
 SHARDS = 6
 pytestmark = [pytest.mark.process, pytest.mark.xdist_group("cluster")]
@@ -355,6 +359,78 @@ def test_a_master_that_dies_keeps_no_consumer_from_the_messages_of_the_others(ch
         wanted += later
         assert wait_until(lambda: is_there(wanted), 40), (printing.screen(), wanted - Counter(handled))
         assert [job.stop() for job in (loop, printing)] == [0, 0]
+
+
+@pytest.mark.parametrize("shard", [0, 1], ids=["the first shard's", "another one"])
+def test_consumers_webhooks_and_the_api_start_while_a_master_is_away(checkout: Checkout, shard: int) -> None:
+    """New groups get what comes from their start on: also of the shards that are away then, with the first of it."""
+    with real_cluster(masters=3) as cluster, receiving(Receiver()) as receiver, ExitStack() as stack:
+        settings = RedisSettings(url=cluster.url, namespace="test", shards=SHARDS)
+        jobs = Jobs(checkout, settings)
+        victim = cluster.owner(keys_of(settings)[shard].slot)
+        gone = {keys.shard for keys in keys_of(settings) if cluster.owner(keys.slot) is victim}
+        duetime = stack.enter_context(opened(settings))
+        for topic in ("mail", "news"):
+            change_topic_settings(connect(settings), settings, topic, {"sink": "stream"})
+        change_topic_settings(connect(settings), settings, "news", {"webhook": receiver.url})
+        loop = jobs.loop()
+
+        def schedule(body: str, shards: Collection[int], delay: float = 0) -> Counter[str]:
+            duetime.schedule_many(
+                Request(f"{body}{number}", delay=delay, topic=topic, id=key_of_shard(number))
+                for number in shards
+                for topic in ("mail", "news")
+            )
+            return Counter(f"{body}{number}" for number in shards)
+
+        before = schedule("before", range(SHARDS))
+        assert wait_until(
+            lambda: sum(connect(settings).xlen(k.stream("mail")) for k in keys_of(settings)) == SHARDS, 20
+        )
+        wanted = schedule("later", gone, delay=3)
+        victim.kill()
+        printing = jobs.run("jobs/consume.py", "--topic", "mail", "--group", "printing", "--format", "json")
+        printing.wait_for_line("registered the group printing")
+        posting = jobs.run("jobs/webhooks.py", "--from", "new")
+        posting.wait_for_line("posting the messages of topic news")
+        serving = jobs.run("jobs/serve.py", "--port", "0")
+        serving.wait_for_line("the API is on")
+        handled: list[str] = []
+        stop, handle = Stop(), lambda message: handled.append(message.body)
+        runner = Thread(target=duetime.run_until, args=(stop, "mail", "handling", handle))
+        runner.start()
+        stack.callback(runner.join)
+        stack.callback(setattr, stop, "requested", True)
+        assert wait_until(lambda: is_registered(settings, "mail", "handling", gone), 20)
+        assert wait_until(lambda: is_registered(settings, "news", "webhook", gone), 20)
+
+        def is_there(wanted: Counter[str]) -> bool:
+            return bodies(printing) == Counter(handled) == Counter(receiver.bodies()) == wanted
+
+        def seen() -> object:
+            return printing.screen(), posting.screen(), bodies(printing), handled, receiver.bodies(), wanted, before
+
+        there = schedule("meanwhile", {*range(SHARDS)} - gone)
+        assert wait_until(lambda: is_there(there), 20), seen()
+        [address] = re.findall(r"the API is on (\S+)", serving.screen())
+        body = json.dumps({"message": "by-http", "delay_sec": 600, "id": key_of_shard(min({*range(SHARDS)} - gone))})
+        asked = urllib.request.Request(f"{address}/v1/messages", body.encode(), {"content-type": "application/json"})
+        with urllib.request.urlopen(asked, timeout=10) as answer:
+            assert answer.status == 201
+        victim.start()
+        wanted += there
+        assert wait_until(lambda: is_there(wanted), 40), seen()
+        assert [job.stop() for job in (loop, printing, posting, serving)] == [0] * 4, seen()
+
+
+def is_registered(settings: RedisSettings, topic: str, group: str, gone: Collection[int]) -> bool:
+    """Whether each shard that is there has the group."""
+    client, alive = connect(settings), [keys for keys in keys_of(settings) if keys.shard not in gone]
+    streams = [keys.stream(topic) for keys in alive]
+    return all(
+        client.exists(stream) and group.encode() in [each["name"] for each in client.xinfo_groups(stream)]
+        for stream in streams
+    )
 
 
 def test_a_replica_that_is_promoted_goes_on(checkout: Checkout) -> None:

@@ -15,7 +15,7 @@ from pipeline.core.buckets import bucket_start_ms
 from pipeline.core.clock import SystemClock
 from pipeline.core.messages import Message
 from pipeline.store.connection import connect
-from pipeline.store.groups import BEGINNING
+from pipeline.store.entries import BEGINNING
 from pipeline.store.keys import Keys, keys_of
 from pipeline.store.namespace import change_topic_settings
 from pipeline.store.redis_store import RedisStore
