@@ -171,15 +171,29 @@ class Campaign:
             (topic, (record.value or b"").decode()) for topic in TOPICS for record in self._broker.read_all(topic)
         )
 
+    def _start_again(self) -> None:
+        """Do as a supervisor does: a job that met no Redis at its very start has ended with 1; no other may have ended."""
+        if met_no_redis(self._ingest):
+            self._ingest = self._start_ingest()
+        self._loops = [self._start_loop() if met_no_redis(loop) else loop for loop in self._loops]
+
     def _wait_for(self, seen: Callable[[], bool], what: str) -> None:
         end = monotonic() + SETTLE_SEC
         while not seen():
-            for job in (*self._loops, self._ingest):
-                assert job.process.poll() is None, job.screen()
+            self._start_again()
             assert monotonic() < end, "\n".join(
                 [f"{what}: never", *(job.screen() for job in (*self._loops, self._ingest))]
             )
             Event().wait(0.5)
+
+
+def met_no_redis(job: Command) -> bool:
+    """Whether a job has ended at its start, as Redis was away; fails if it has ended otherwise."""
+    if job.process.poll() is None:
+        return False
+    lines = job.screen().strip().splitlines()
+    assert job.end() == 1 and len(lines) == 1 and "Redis does not answer" in lines[0], job.screen()
+    return True
 
 
 def command_of(process: psutil.Process) -> list[str]:

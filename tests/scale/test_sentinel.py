@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from threading import Event
 
 import pytest
 import redis
@@ -19,6 +20,7 @@ from pipeline.runtime.process import wait_until
 from pipeline.store.connection import connect, translated_errors
 from pipeline.store.keys import keys_of
 from pipeline.store.namespace import open_namespace
+from pipeline.store.replication import LOOK_MS
 from pipeline.store.stats import read_stats
 from tests.cluster import free_port
 from tests.e2e.commands import Checkout, Command
@@ -149,18 +151,19 @@ def test_what_a_failover_undid_is_noticed_and_stored_again(checkout: Checkout, w
     ingest = jobs.run("jobs/ingest.py")
     ingest.wait_for_line("ingest is up")
     loop = jobs.loop()
-    drop(checkout, "before", 500, delay_sec=20)
+    drop(checkout, "before", 500, delay_sec=23)
     ingest.wait_for_line("500 stored")
     assert wait_until(watched.is_replicated, 20)
     before_ms = SystemClock().wall_ms()
     if lags:
         watched.cut_off()
     drop(checkout, "early", 100, delay_sec=0)
-    drop(checkout, "later", 500, delay_sec=20)
+    drop(checkout, "later", 500, delay_sec=23)
     loop.wait_for(lambda command: len(command.out) == 100, "early messages", 30)
     ingest.wait_for(lambda command: lines_of_batches(command) == 1_100, "batch with the last line")
     if not lags:
         assert wait_until(watched.is_replicated, 20)
+    Event().wait(3 * LOOK_MS / 1_000)  # the loop can only tell what it has seen: it looks once a second
     watched.servers[0].kill()
     wanted = {f"{name}-{number}" for name, count in COUNTS.items() for number in range(count)}
     loop.wait_for(lambda command: {*bodies(command)} == wanted, "message of each request")
