@@ -18,8 +18,10 @@ from pipeline.core.errors import ColdUnavailable, ConfigError, PipelineError, St
 from pipeline.ingest import hydration
 from pipeline.ingest.cold_folder import DONE_NAME, IDENTITY_NAME, SOURCE_ID, ColdName
 from pipeline.ingest.cold_opening import open_cold
+from pipeline.ingest.cold_writer import ColdWriter
 from pipeline.ingest.hydration import Hydrator
 from pipeline.ingest.summary import Summary
+from pipeline.ingest.transactions import PartQueue
 from pipeline.store.base import NO_MARKER, NO_ROWS, MarkerMove, MessageRows, Scheduled, State, Transaction
 from pipeline.store.shards import open_shards
 from tests.chaos.proxy import Cut, Exchange, Proxy, after, before, naming, reply_with, running
@@ -75,6 +77,22 @@ def test_a_file_of_which_nothing_is_due_is_not_opened(world: ColdWorld, monkeypa
     assert hydrator.look()
     assert list(world.waiting()) == ["a"]
     hydrator.leave()
+
+
+def test_so_many_messages_are_in_memory_and_no_more(world: ColdWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+    world.write(*[[world.line(f"{file}-{n}", 3) for n in range(2)] for file in range(7)])
+    sizes: list[int] = []
+    store = ColdWriter.store
+
+    def counted(self: ColdWriter, queues: list[PartQueue]) -> None:
+        sizes.append(sum(map(len, queues)))
+        store(self, queues)
+
+    monkeypatch.setattr(ColdWriter, "store", counted)
+    monkeypatch.setattr(hydration, "ROWS_AT_ONCE", 3)
+    assert world.hydrate() == len(world.waiting()) == 14
+    assert sizes == [4, 4, 4, 2]
+    assert world.names() == []
 
 
 def test_what_was_due_long_ago_comes_as_well(world: ColdWorld) -> None:
