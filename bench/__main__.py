@@ -58,7 +58,7 @@ def parse_arguments(arguments: list[str]) -> tuple[str, Options]:
         "--only",
         default="",
         metavar="A,B",
-        help="some subjects of ingest, or of the peers, or parts of drain, streams, kafka, scale, api or profile",
+        help="some subjects of ingest, or of the peers, or parts of drain, streams, kafka, scale, cold, api or profile",
     )
     parser.add_argument(
         "--max",
@@ -67,6 +67,12 @@ def parse_arguments(arguments: list[str]) -> tuple[str, Options]:
         default=10_000_000,
         metavar="N",
         help="largest backlog, and most messages that drain claims from (default: 10,000,000)",
+    )
+    parser.add_argument(
+        "--messages",
+        type=int,
+        metavar="N",
+        help="of cold: how many its part bounded writes (100,000,000: 2 GB of disk, some minutes)",
     )
     parser.add_argument(
         "--check", action="store_true", help="of guard: keep nothing, and fail if a part has become slower by a third"
@@ -83,7 +89,15 @@ def parse_arguments(arguments: list[str]) -> tuple[str, Options]:
         parser.error("--check is for guard")
     only = tuple(name for name in given.only.split(",") if name)
     return given.what, Options(
-        given.quick, given.rows, given.rounds, given.master, only, given.backlog_max, given.check, given.install
+        given.quick,
+        given.rows,
+        given.rounds,
+        given.master,
+        only,
+        given.backlog_max,
+        given.check,
+        given.install,
+        given.messages,
     )
 
 

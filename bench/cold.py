@@ -2,7 +2,7 @@
 
 One process does each, as a Python worker of Spark and ``jobs/hydrate.py`` do, without Spark around. The messages are due over
 thirty days. Files are made one after the other, so ``--rows 100000000`` needs no more memory than a million. What has come into
-Redis is taken out again before more comes.
+Redis is taken out again before more comes. The part ``bounded`` is in ``bounded.py``.
 """
 
 import random
@@ -10,9 +10,11 @@ import shutil
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 
+from bench import bounded
 from bench.common import WORK, Options, Result, Sample, describe_origin, format_table, new_result, say, spread_of
 from bench.server import Server, empty_server
 from pipeline.config import ColdSettings, IngestSettings, RedisSettings
@@ -37,6 +39,7 @@ SUBJECTS = {
     "random": "33 random characters",
     "ids": "33 bytes of text, ids of 17 characters",
 }
+BOUNDED = "bounded"  # the part of bench/bounded.py
 FIGURES = {
     "write": "parsed and written a second",
     "disk": "bytes of disk, each",
@@ -47,29 +50,40 @@ FIGURES = {
 
 
 def run(options: Options) -> Result:
-    """Measure each kind of messages."""
-    settings = {
+    """Measure each kind of messages, and many on a server that may hold little, or those of ``--only``."""
+    subjects = [name for name in SUBJECTS if name in (options.only or SUBJECTS)]
+    settings: dict[str, Any] = {
         "rows": options.choose(options.rows, ROWS, QUICK_ROWS),
         "rounds": options.choose(options.rounds, ROUNDS, QUICK_ROUNDS),
         "file_rows": FILE_ROWS,
         "days": DAYS,
     }
+    if not options.only or BOUNDED in options.only:
+        settings[BOUNDED] = bounded.plan(options)
     result = new_result("cold", options, settings)
-    samples: list[Sample] = []
     try:
-        for number in range(1, settings["rounds"] + 1):
-            for subject in options.only or SUBJECTS:
-                with empty_server(WORK) as server:
-                    facts = server.facts()
-                    result["versions"]["server"], result["server_settings"] = facts["server"], facts["settings"]
-                    world = _World.of(server, WORK / f"cold-{subject}-{number}", settings["rows"])
-                    samples.append({"subject": subject, "round": number, **world.measure(subject)})
-                said = ", ".join(f"{name} {samples[-1][name]:,.1f}" for name in FIGURES)
-                say(f"round {number}  {subject}: {said}")
-        result["samples"]["cold"] = samples
+        with empty_server(WORK) as server:
+            facts = server.facts()
+        result["versions"]["server"], result["server_settings"] = facts["server"], facts["settings"]
+        if subjects:
+            result["samples"]["cold"] = _take_samples(settings, subjects)
+        if BOUNDED in settings:
+            result["samples"][BOUNDED] = bounded.take_samples(settings[BOUNDED])
     finally:
         shutil.rmtree(WORK, ignore_errors=True)
     return result
+
+
+def _take_samples(settings: dict[str, Any], subjects: list[str]) -> list[Sample]:
+    samples: list[Sample] = []
+    for number in range(1, settings["rounds"] + 1):
+        for subject in subjects:
+            with empty_server(WORK) as server:
+                world = _World.of(server, WORK / f"cold-{subject}-{number}", settings["rows"])
+                samples.append({"subject": subject, "round": number, **world.measure(subject)})
+            said = ", ".join(f"{name} {samples[-1][name]:,.1f}" for name in FIGURES)
+            say(f"round {number}  {subject}: {said}")
+    return samples
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,7 +194,16 @@ class _World:
 
 def tables(result: Result) -> str:
     """Lay the result out for eyes: medians."""
-    samples, settings = result["samples"]["cold"], result["settings"]
+    parts = [describe_origin(result)]
+    if "cold" in result["samples"]:
+        parts.append(f"#### Cold messages\n\n{_table(result['settings'], result['samples']['cold'])}")
+    if BOUNDED in result["samples"]:
+        table = bounded.table(result["settings"][BOUNDED], result["samples"][BOUNDED])
+        parts.append(f"#### Cold messages, with little memory\n\n{table}")
+    return "\n\n".join(parts)
+
+
+def _table(settings: dict[str, Any], samples: list[Sample]) -> str:
     subjects = [name for name in SUBJECTS if any(sample["subject"] == name for sample in samples)]
     rows = []
     for figure, title in FIGURES.items():
@@ -190,5 +213,4 @@ def tables(result: Result) -> str:
         f"{settings['rows']:,} messages that are due over {settings['days']} days, in files of {settings['file_rows']:,}, medians "
         f"of {settings['rounds']} rounds; one process, and everything is fsynced."
     )
-    head = ("", *(SUBJECTS[name] for name in subjects))
-    return f"{describe_origin(result)}\n\n#### Cold messages\n\n{about}\n\n{format_table(head, rows)}"
+    return f"{about}\n\n{format_table(('', *(SUBJECTS[name] for name in subjects)), rows)}"

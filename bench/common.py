@@ -36,6 +36,7 @@ class Options:
     backlog_max: int = 10_000_000
     check: bool = False
     install: bool = False
+    messages: int | None = None
 
     def choose(self, given: int | None, full: int, quick: int) -> int:
         """Return the number that was given, else that of a full or a quick run."""

@@ -12,6 +12,7 @@ JOBS: Final = {
     "schedule": "schedule a message",
     "messages": "show, list, cancel or move messages that wait",
     "drain": "deliver messages when they are due",
+    "hydrate": "bring messages that wait in the cold folder into Redis",
     "consume": "print the messages of a topic, as a consumer of a group",
     "serve": "answer HTTP: schedule, find, move and cancel messages",
     "webhooks": "post the messages of topics to their URLs",
@@ -19,7 +20,7 @@ JOBS: Final = {
     "dead_letters": "handle messages that could not be delivered",
     "status": "show what is scheduled, in flight, delivered and late",
 }
-EXTRAS: Final = {"webhooks": "webhooks", "serve": "api"}  # of the jobs that need more than the base
+EXTRAS: Final = {"webhooks": "webhooks", "serve": "api", "hydrate": "cold"}  # of the jobs that need more than the base
 
 
 def main() -> NoReturn:

@@ -9,6 +9,7 @@ from pipeline.consume.consumer import Consumer as Consumer
 from pipeline.consume.handling import Refused as Refused
 from pipeline.consume.handling import RetryLater as RetryLater
 from pipeline.consume.handling import TargetDown as TargetDown
+from pipeline.core.errors import ColdUnavailable as ColdUnavailable
 from pipeline.core.errors import ConfigError as ConfigError
 from pipeline.core.errors import PipelineError as DuetimeError
 from pipeline.core.errors import RequestRefused as RequestRefused
@@ -22,6 +23,7 @@ from pipeline.store.listing import ScheduledMessage as ScheduledMessage
 
 __all__ = [
     "AsyncDuetime",
+    "ColdUnavailable",
     "ConfigError",
     "Consumer",
     "Duetime",

@@ -26,7 +26,7 @@ class _FolderReader:
                 from pipeline.ingest.cold_reading import open_finder
             except ImportError as exc:
                 raise ColdUnavailable(
-                    f"The message {message_id} waits in a cold file, and to read it takes {exc.name}: pip install 'duetime[spark]'."
+                    f"The message {message_id} waits in a cold file, and to read it takes {exc.name}: pip install 'duetime[cold]'."
                 ) from exc
             self._find = open_finder(self._settings, self._client, self._clock)
         return self._find(message_id, shard)

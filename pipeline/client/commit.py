@@ -16,7 +16,7 @@ from functools import partial
 from typing import Final, NamedTuple, TypeVar
 
 from pipeline.core.clock import Clock
-from pipeline.core.errors import StoreError, StoreUnavailable
+from pipeline.core.errors import ColdUnavailable, StoreError, StoreUnavailable
 from pipeline.core.ids import TOKEN_HALF_BITS, encode_token, message_id
 from pipeline.core.messages import Message
 from pipeline.store.base import NO_MARKER, Found, MarkerMove, MessageRows, Transaction
@@ -144,7 +144,10 @@ class Committer:
             return {identified[number] for number in done.duplicates}
 
     def _waits(self, key: str, message_id: str) -> bool:
-        found = self._retrying(partial(self._find, key))
+        try:
+            found = self._retrying(partial(self._find, key))
+        except ColdUnavailable:
+            return False  # what a program stores waits in no cold file: the key was another message's before
         return found.message is not None and found.message.message_id == message_id
 
     def _new_part_id(self, store: RedisStore) -> str:
@@ -171,7 +174,7 @@ class Committer:
             self._clock,
             random.random,
             lambda: self._clock.monotonic_ms() >= self._end_ms,
-            waits_when_full=False,  # whoever schedules hears of it at once
+            waits_long=False,  # whoever schedules hears of it at once
         )
 
 

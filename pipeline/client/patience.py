@@ -12,7 +12,10 @@ T = TypeVar("T")
 
 
 class Patience:
-    """Makes a call again until it is answered, for at most so many seconds; a full server is told at once."""
+    """Makes a call again until it is answered, for at most so many seconds.
+
+    A full server is told at once, and so is a cold folder that is away.
+    """
 
     def __init__(self, clock: Clock, seconds: float) -> None:
         self._clock = clock
@@ -23,6 +26,7 @@ class Patience:
 
         Raises:
             StoreError: no answer, or an error.
+            ColdUnavailable: it takes the cold folder, which is away.
         """
         end_ms = self._clock.monotonic_ms() + self._ms
         return retry_until_available(
@@ -31,5 +35,5 @@ class Patience:
             self._clock,
             random.random,
             lambda: self._clock.monotonic_ms() >= end_ms,
-            waits_when_full=False,
+            waits_long=False,
         )

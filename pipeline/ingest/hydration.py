@@ -34,6 +34,7 @@ from pipeline.store.topology import client_of
 
 LEASE_SEC: Final = 30
 FILES_AT_ONCE: Final = 100  # small files: so many are stored together
+ROWS_AT_ONCE: Final = 1_000_000  # and no further one once they have so many messages: all are in memory
 NOTHING: Final = (-1, 0)  # in the place of the last message that counts
 MINUTE_MS: Final = 60_000
 HOUSE_MS: Final = 600_000
@@ -142,10 +143,12 @@ class Hydrator:
             self.until_ms = self._until_ms(keys)
             due = [name for name in names if name.shard == shard and self._due_ms(name) < self.until_ms]
             due.sort(key=self._due_ms)
-            for first in range(0, len(due), FILES_AT_ONCE):
+            while due:
                 if self._stopping() or not self._leases[shard].hold():
                     return False
-                failures += self._bring(shard, due[first : first + FILES_AT_ONCE])
+                failed, taken = self._bring(shard, due[:FILES_AT_ONCE])
+                failures += failed
+                due = due[taken:]
         if failures:
             raise failures[0]
         return has_all
@@ -185,15 +188,23 @@ class Hydrator:
     def _due_ms(self, name: ColdName) -> int:
         return self._next_due_ms.get(name, name.first_due_ms)
 
-    def _bring(self, shard: int, names: Sequence[ColdName]) -> list[PipelineError]:
-        """Bring in what is due soon of some files; returns what is wrong with those that are damaged."""
+    def _bring(self, shard: int, names: Sequence[ColdName]) -> tuple[list[PipelineError], int]:
+        """Bring in what is due soon of the first of some files, one at least.
+
+        Returns:
+            What is wrong with those that are damaged, and how many were taken.
+        """
         store = self._stores[shard]
         writer = ColdWriter(store, self._settings, shard, self._retry)
         marker_ids = [name.marker_id for name in names]
         queues: dict[ColdName, ColdQueue] = {}
         next_due_ms: dict[ColdName, int] = {}
         failures: list[PipelineError] = []
+        rows_read = taken = 0
         for name, marker in zip(names, store.markers(SOURCE_ID, marker_ids), strict=True):
+            if rows_read >= ROWS_AT_ONCE:
+                break
+            taken += 1
             if marker in GONE or (name.is_merged and marker == NO_MARKER):
                 continue
             try:
@@ -208,12 +219,13 @@ class Hydrator:
                 failures.append(exc)
                 continue
             queues[name] = ColdQueue(rows, marker)
+            rows_read += len(queues[name])
             next_due_ms[name] = rows.next_due_ms
         writer.store([*queues.values()])
         self._next_due_ms |= next_due_ms
         self.totals.messages += writer.summary.stored
-        self._retire(shard, names)
-        return failures
+        self._retire(shard, names[:taken])
+        return failures, taken
 
     def _stored(self, store: RedisStore, file: ColdFile) -> tuple[int, int] | None:
         """Return due time and line of the last message of a file that counts, None if all do.

@@ -76,28 +76,6 @@ def count_hours(rows: MessageRows) -> dict[int, int]:
     return dict(zip(*(counts.field(name).to_pylist() for name in ("values", "counts")), strict=True))
 
 
-def frame_cold_rows(rows: MessageRows, places: MessageRows) -> tuple[int, list[int], Callable[[Sequence[int]], bytes]]:
-    """Frame messages with idempotency keys as arguments of ``hydrate.lua``, which finds each by its place in a cold file.
-
-    Returns:
-        How many arguments they are; the starts of their buckets; and what frames them, given the starts of all buckets.
-    """
-    if not len(rows):
-        return 0, [], lambda starts: b""
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
-    due_ms = pa.array(rows.due_ms, pa.int64())
-    bucket_starts = pc.multiply(pc.divide(due_ms, BUCKET_WIDTH_MS), BUCKET_WIDTH_MS)
-
-    def framed(starts: Sequence[int]) -> bytes:
-        buckets = pc.index_in(bucket_starts, pa.array(starts, pa.int64()))
-        columns = rows.idempotency_keys, places.members, due_ms, rows.members, buckets
-        return b"".join(_frame_columns(*columns).to_pylist())
-
-    return 5 * len(rows), pc.unique(bucket_starts).to_pylist(), framed
-
-
 def frame_places(rows: MessageRows, key: str) -> bytes:
     """Frame an HSET of the places of messages (``lua/include/places.lua``) by their idempotency keys."""
     header = _frame_header(2 + 2 * len(rows)) + _frame(("HSET", key))

@@ -21,7 +21,7 @@ def retry_until_available(
     clock: Clock,
     random: Callable[[], float],
     stopping: Callable[[], bool] = lambda: False,
-    waits_when_full: bool = True,
+    waits_long: bool = True,
 ) -> T:
     """Make a call to a store again until the server answers it, or to a folder of cold files until it is there.
 
@@ -32,17 +32,17 @@ def retry_until_available(
 
         random: draws from [0, 1), for the backoff's jitter.
 
-        waits_when_full: also for a server to have memory again.
+        waits_long: also for what somebody has to put right: a server that is full, a folder of cold files that is away.
     Raises:
         StoreUnavailable, ColdUnavailable: ``stopping`` turned true first.
-        StoreFull: as said.
+        StoreFull, ColdUnavailable: as said.
     """
     failures, complained_ms, what = 0, 0.0, ""
     while True:
         try:
             result = call()
         except (StoreUnavailable, ColdUnavailable) as exc:
-            if stopping() or (isinstance(exc, StoreFull) and not waits_when_full):
+            if stopping() or (isinstance(exc, StoreFull | ColdUnavailable) and not waits_long):
                 raise
             failures += 1
             if failures == 1 or clock.monotonic_ms() - complained_ms >= COMPLAIN_MS:

@@ -16,6 +16,7 @@ from pipeline.store.topology import client_of_key
 NAMES = (
     "check_ids",
     "schedule",
+    "check_cold",
     "hydrate",
     "claim",
     "ack",

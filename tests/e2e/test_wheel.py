@@ -18,6 +18,7 @@ from pipeline.command import EXTRAS
 from pipeline.config import ROOT
 from tests.client.builders import deliver_due
 from tests.docs.pages import run_here
+from tests.ingest.cold_world import HOUR_MS, ColdWorld
 from tests.servers import RealServer
 
 PROBE = """
@@ -62,8 +63,10 @@ def python() -> Iterator[Path]:
         yield python
 
 
-def use(python: Path, server: RealServer, *arguments: str, home: Path) -> "subprocess.CompletedProcess[str]":
-    environ = {"PATH": os.defpath, "REDIS_URL": server.url, "HOME": str(home)}
+def use(
+    python: Path, server: RealServer, *arguments: str, home: Path, **more: str
+) -> "subprocess.CompletedProcess[str]":
+    environ = {"PATH": os.defpath, "REDIS_URL": server.url, "HOME": str(home), **more}
     command = [str(python.parent / arguments[0]), *arguments[1:]]
     return subprocess.run(command, env=environ, cwd=home, capture_output=True, text=True, timeout=60, check=False)
 
@@ -156,3 +159,30 @@ def test_the_command_has_the_jobs_that_need_no_spark(python: Path, server: RealS
     assert (cancelled.returncode, status.returncode) == (0, 0)
     told = run("topics", "groups", "mail")
     assert "spark-submit" not in told.stdout + told.stderr
+
+
+def test_hydrate_needs_an_extra_that_the_errors_name(python: Path, server: RealServer, tmp_path: Path) -> None:
+    world = ColdWorld(server, tmp_path, namespace="duetime")
+    world.write([world.line("tea", 24, "tea"), world.line("plain", 24)])
+
+    settings = {
+        "DUETIME_COLD_FOLDER": str(world.path),
+        "DUETIME_COLD_HORIZON_HOURS": "100",
+        "DUETIME_COLD_LEAD_HOURS": "48",
+    }
+
+    def run(*arguments: str) -> "subprocess.CompletedProcess[str]":
+        return use(python, server, "duetime", *arguments, home=tmp_path, **settings)
+
+    refused, unread = run("hydrate", "--once"), run("messages", "show", "tea")
+    assert (refused.returncode, unread.returncode, unread.stdout) == (2, 1, "")
+    named = {told for each in (refused, unread) for told in re.findall(r"pip install '(.+?)'", each.stderr)}
+    assert named == {"duetime[cold]"}
+    subprocess.run([python, "-m", "pip", "install", "-q", *named], check=True)
+    listed = subprocess.run([python, "-m", "pip", "list", "--format", "json"], check=True, capture_output=True)
+    assert {package["name"] for package in json.loads(listed.stdout)} & {"pyspark", "pandas"} == set()
+    assert '"tea"' in run("messages", "show", "tea", "--format", "json").stdout
+    brought = run("hydrate", "--once")
+    assert (brought.returncode, world.waiting()) == (0, {"tea": 24 * HOUR_MS, "plain": 24 * HOUR_MS}), brought.stderr
+    with server.client() as client:
+        client.flushall()

@@ -8,6 +8,8 @@ from contextlib import closing, suppress
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
+import pyarrow as pa
 import pytest
 
 from pipeline.config import ColdSettings
@@ -16,8 +18,12 @@ from pipeline.core.errors import ColdUnavailable, ConfigError, PipelineError, St
 from pipeline.ingest import hydration
 from pipeline.ingest.cold_folder import DONE_NAME, IDENTITY_NAME, SOURCE_ID, ColdName
 from pipeline.ingest.cold_opening import open_cold
+from pipeline.ingest.cold_writer import ColdWriter
 from pipeline.ingest.hydration import Hydrator
 from pipeline.ingest.summary import Summary
+from pipeline.ingest.transactions import PartQueue
+from pipeline.store.base import NO_MARKER, NO_ROWS, MarkerMove, MessageRows, Scheduled, State, Transaction
+from pipeline.store.shards import open_shards
 from tests.chaos.proxy import Cut, Exchange, Proxy, after, before, naming, reply_with, running
 from tests.ingest.cold_world import HOUR_MS, ColdWorld
 from tests.servers import RealServer
@@ -73,6 +79,22 @@ def test_a_file_of_which_nothing_is_due_is_not_opened(world: ColdWorld, monkeypa
     hydrator.leave()
 
 
+def test_so_many_messages_are_in_memory_and_no_more(world: ColdWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+    world.write(*[[world.line(f"{file}-{n}", 3) for n in range(2)] for file in range(7)])
+    sizes: list[int] = []
+    store = ColdWriter.store
+
+    def counted(self: ColdWriter, queues: list[PartQueue]) -> None:
+        sizes.append(sum(map(len, queues)))
+        store(self, queues)
+
+    monkeypatch.setattr(ColdWriter, "store", counted)
+    monkeypatch.setattr(hydration, "ROWS_AT_ONCE", 3)
+    assert world.hydrate() == len(world.waiting()) == 14
+    assert sizes == [4, 4, 4, 2]
+    assert world.names() == []
+
+
 def test_what_was_due_long_ago_comes_as_well(world: ColdWorld) -> None:
     world.now_ms -= 1000 * HOUR_MS
     world.write([world.line("late", 2), world.line("later", 3)])
@@ -114,6 +136,43 @@ def test_lines_of_files_cancel_and_replace_what_is_cold(world: ColdWorld) -> Non
     assert world.waiting() == {"new b": 8 * HOUR_MS, "old c": 3 * HOUR_MS}
     assert world.names() == [] and world.cold_hours() == {}
     assert world.counters() == {"stored": 3, "cancelled": 1, "duplicates": 1}
+
+
+def test_of_thousands_of_keys_those_that_lead_elsewhere_do_not_come(world: ColdWorld) -> None:
+    world.settings = replace(world.settings, transaction_messages=5_000)
+    world.write([world.line(f"m{n}", 3, f"k{n}") for n in range(2_500)])
+    gone = (0, 999, 1_000, 1_001, 2_000, 2_499)
+    for n in gone:
+        assert world.by_id().cancel(f"k{n}").state is State.CANCELLED
+    assert world.hydrate() == 2_500 - len(gone)
+    assert world.waiting().keys() == {f"m{n}" for n in range(2_500) if n not in gone}
+    assert world.cold_hours() == {} and world.names() == []
+
+
+def test_what_is_cancelled_while_it_is_on_its_way_does_not_come(world: ColdWorld, proxy: Proxy) -> None:
+    world.write([world.line(f"m{n}", 3, f"k{n}") for n in range(4)])
+    keys = iter("213")
+    trap = proxy.trap(running("hydrate"), before(lambda: world.by_id().cancel(f"k{next(keys)}")), 1, 3)
+    hydrator = world.hydrator(url=proxy.url)
+    assert hydrator.look() and trap.was_sprung
+    assert world.waiting() == {"m0": 3 * HOUR_MS} and world.places().keys() == {"k0"}
+    assert world.cold_hours() == {} and world.names() == []
+    hydrator.leave()
+
+
+def test_of_one_key_several_times_in_a_transaction_what_its_place_says_comes_once(world: ColdWorld) -> None:
+    world.write([world.line("right", 3, "k"), world.line("other", 3, "l")])
+    due_ms = world.now_ms + 3 * HOUR_MS
+    ids = [f"{world.token(1)}{line:08x}" for line in (9, 1, 1, 2)]
+    keys, due = pa.array([b"k", b"k", b"k", b"l"]), np.full(4, due_ms)
+    members = [f"{each}m{text}".encode() for each, text in zip(ids, ("wrong", "right", "right", "other"), strict=True)]
+    places = MessageRows(due, pa.array([cold_place(each, due_ms) for each in ids]), keys)
+    rows = MessageRows(due, pa.array(members), keys)
+    move = MarkerMove("part", NO_MARKER, "all")
+    store = open_shards(world.client, world.redis)[0]
+    assert store.hydrate(SOURCE_ID, Transaction([move], NO_ROWS, rows, 0, cold_identified=places)) == Scheduled(2)
+    assert world.waiting() == {"right": 3 * HOUR_MS, "other": 3 * HOUR_MS}
+    assert world.cold_hours() == {}
 
 
 @pytest.mark.parametrize("horizon_hours", [0.5, 2, 100])

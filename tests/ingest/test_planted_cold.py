@@ -12,7 +12,7 @@ from pipeline.ingest.cold_folder import ColdFolder
 from pipeline.ingest.cold_merging import Merger
 from pipeline.ingest.hydration import Hydrator
 from pipeline.ingest.transactions import PartQueue, Step
-from pipeline.store import schedule
+from pipeline.store import hydration, schedule
 from tests.chaos.test_planted import Mutant, plant
 from tests.ingest import test_cold_files as files
 from tests.ingest import test_cold_merging as merging
@@ -53,6 +53,7 @@ ONCE = of_world(hydrating.test_a_key_is_stored_once_hot_or_cold)
 CHANGED = of_world(hydrating.test_lines_of_files_cancel_and_replace_what_is_cold)
 BETWEEN = patching_small_files(merging.test_a_file_that_is_begun_while_others_merge_it_is_not_merged)
 IN_PART = of_world(hydrating.test_messages_come_in_the_hour_that_begins_within_the_lead_and_no_sooner)
+PAGES = of_world(hydrating.test_of_thousands_of_keys_those_that_lead_elsewhere_do_not_come)
 LATE_PART = patching(hydrating.test_what_is_due_before_its_file_is_stored_whole_comes_when_it_is)
 
 # By name: the function or script, old and new text, and what notices it.
@@ -93,12 +94,53 @@ FAULTS: dict[str, tuple[Any, str, str, Check]] = {
         "2 * HOUR_MS)",
         ONCE,
     ),
-    "what comes is not counted off": ("hydrate", "count_cold(cold, hour, -count)", "text(count)", IN_PART),
-    "a message comes whatever its key leads to": (
+    "what comes is not counted off": (
         "hydrate",
-        "if redis.call('HGET', places, name) == place then",
-        "if true then",
+        "count_cold(cold, ARGV[index], -tonumber(ARGV[index + 1]))",
+        "text(1)",
+        IN_PART,
+    ),
+    "a message comes whatever its key leads to": (
+        "check_cold",
+        "if found[cursor - first + 1] ~= place then",
+        "if false then",
         CHANGED,
+    ),
+    "what leads elsewhere comes all the same": (
+        "check_cold",
+        "if is_right and #changed == 0 then",
+        "if is_right then",
+        CHANGED,
+    ),
+    "only the first page of keys is looked at": (
+        "check_cold",
+        "for first = FIRST_NAME, #ARGV, PAGE do",
+        "for first = FIRST_NAME, FIRST_NAME, PAGE do",
+        PAGES,
+    ),
+    "places are compared with those of the page before": (
+        "check_cold",
+        "local number = cursor - FIRST_NAME",
+        "local number = cursor - first",
+        PAGES,
+    ),
+    "what was checked is not known at the end": (
+        "check_cold",
+        "  let_be(KEYS, FIRST_WRITTEN, written)\n",
+        "",
+        of_world(hydrating.test_a_key_is_stored_once_hot_or_cold),
+    ),
+    "a transaction that was refused moves its markers": (
+        "hydrate",
+        "written) then\n  return {}\nend",
+        "written) then\nend",
+        CHANGED,
+    ),
+    "what is in two files counts twice": (
+        (hydration, "_doubles"),
+        "return [number for",
+        "return [] and [number for",
+        of_world(hydrating.test_of_one_key_several_times_in_a_transaction_what_its_place_says_comes_once),
     ),
     "a cancelled message stays counted": ("by_id", "count_cold(cold, cold_hour, -1)", "text(1)", CHANGED),
     "a replaced message stays counted": ("replace", "count_cold(cold, cold_hour, -1)", "text(1)", CHANGED),

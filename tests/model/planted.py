@@ -153,9 +153,21 @@ PLANTED = [
     Planted(
         "what is known is stored all the same", "check_ids", "if is_right and #known == 0 then", "if is_right then"
     ),
-    Planted("buckets are not set aside", "check_ids", "FIRST_WRITTEN + written - 1 do\n  if", "FIRST_WRITTEN do\n  if"),
-    Planted("places are not set aside", "check_ids", "for index = FIRST_WRITTEN,", "for index = FIRST_WRITTEN + 1,"),
-    Planted("a refused transaction moves its markers", "schedule", "  return {}\nelseif", "elseif"),
+    Planted(
+        "buckets are not set aside",
+        "check_ids",
+        "first + count - 1 do\n    if redis.call",
+        "first do\n    if redis.call",
+    ),
+    Planted(
+        "places are not set aside",
+        "check_ids",
+        "for index = first, first + count - 1 do\n    if redis.call",
+        "for index = first + 1, first + count - 1 do\n    if redis.call",
+    ),
+    Planted(
+        "a refused transaction moves its markers", "schedule", "written) then\n  return {}\nend", "written) then\nend"
+    ),
     Planted(
         "buckets are not indexed",
         "schedule",

@@ -17,11 +17,13 @@ from pathlib import Path
 import httpx
 import pytest
 
+from pipeline.client import Duetime, Request
 from pipeline.client.commit import SOURCE_ID
-from pipeline.config import ROOT, Settings
+from pipeline.config import ROOT, ColdSettings, Settings
 from tests.chaos.proxy import Proxy, lose_reply, naming, swallow
 from tests.chaos.proxy import running as running_script
 from tests.client.builders import KEYS
+from tests.ingest.cold_world import HOUR_MS, ColdWorld
 from tests.servers import RealServer, needs_waitaof, real_server
 from tests.web.running import WAIT_SEC, Api, running, settings_of, wait_until
 
@@ -97,6 +99,49 @@ def test_a_full_server_is_told_at_once_and_the_rest_goes_on(server: RealServer) 
             client.config_set("maxmemory", 0)
         assert api.schedule().status_code == 201
         assert len(api.listed()) == 1
+
+
+def test_a_cold_folder_that_is_away_is_told_and_cancelling_goes_on(server: RealServer, tmp_path: Path) -> None:
+    world = ColdWorld(server, tmp_path, namespace="duetime")
+    world.write([world.line(key, 24, key) for key in ("tea", "cake", "soup")])
+    settings = settings_of(server.url)
+    with (
+        running(settings) as knows_no_folder,
+        running(replace(settings, cold=ColdSettings(folder=str(world.path)))) as api,
+    ):
+        assert api.get("/v1/messages/tea").json()["message"] == "tea"
+        world.path.rename(tmp_path / "away")
+        sooner = {"due": world.now_ms + HOUR_MS}
+        for answer in (
+            api.get("/v1/messages/cake"),
+            api.patch("/v1/messages/cake", json=sooner),
+            knows_no_folder.get("/v1/messages/cake"),
+            knows_no_folder.patch("/v1/messages/cake", json=sooner),
+        ):
+            assert reason(answer) == (503, "cold_away"), answer.request.url
+            assert answer.headers["content-type"] == "application/problem+json"
+            assert int(answer.headers["retry-after"]) > 0
+        assert "mount the right one" in api.get("/v1/messages/cake").json()["detail"]
+        assert "set cold.folder" in knows_no_folder.get("/v1/messages/cake").json()["detail"]
+        for away, key in ((api, "tea"), (knows_no_folder, "soup")):
+            assert away.delete(f"/v1/messages/{key}").json()["state"] == "cancelled"
+            assert away.get("/readyz").json()["ready"]
+        (tmp_path / "away").rename(world.path)
+        assert api.get("/v1/messages/cake").json()["message"] == "cake"
+        assert api.patch("/v1/messages/cake", json=sooner).json()["due_ms"] == sooner["due"]
+    assert world.waiting() == {"cake": HOUR_MS}
+
+
+def test_a_lost_reply_is_no_riddle_where_the_id_waits_in_a_cold_file(server: RealServer, tmp_path: Path) -> None:
+    world = ColdWorld(server, tmp_path, namespace="duetime")
+    world.write([world.line("tea", 24, "tea")])
+    with proxied(server, tmp_path) as (proxy, url), Duetime(url) as duetime:
+        duetime.schedule("first", delay=60, id="first")
+        trap = proxy.trap(naming("MULTI"), lose_reply, 2, 2)  # the first one finds that tea is known
+        done = duetime.schedule_many([Request("more tea", delay=60, id="tea"), Request("cake", delay=60, id="cake")])
+        assert trap.was_sprung
+        assert (done.stored, done.duplicates) == (1, (0,))
+    assert sorted(world.waiting()) == ["cake", "first"]
 
 
 def test_more_than_may_wait_is_busy(server: RealServer, tmp_path: Path) -> None:

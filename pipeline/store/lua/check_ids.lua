@@ -1,8 +1,7 @@
 #!lua
 -- Begin a transaction that stores messages with an idempotency key: look whether one of the keys is known. If so, or if what is written to
--- is not ours, nothing that follows in the same MULTI may happen. What it writes to is set aside then, and a string in its place refuses
--- each ZADD and HSET, until schedule.lua puts it back at the end. So the messages can go in by plain commands: through a script, all of it
--- took the server twice as long.
+-- is not ours, nothing that follows in the same MULTI may happen: see include/aside.lua; schedule.lua is at the end. So the messages can
+-- go in by plain commands: through a script, all of it took the server twice as long.
 --
 -- KEYS[1] ids       ZSET  idempotency key -> epoch ms at which it is forgotten
 -- KEYS[2] cancelled ZSET  idempotency key -> epoch ms at which it is forgotten
@@ -13,6 +12,7 @@
 -- Returns the numbers, from 0, of those that are known
 --
 -- include common
+-- include aside
 local ids, cancelled, places, now_ms = KEYS[1], KEYS[2], KEYS[3], clock_ms(ARGV[1])
 local FIRST_WRITTEN, written = 3, (#KEYS - 2) / 2
 local FIRST_NAME, PAGE = 2, 1000 -- keys a command: Lua hands over 8,000 values at most
@@ -47,13 +47,8 @@ end
 
 local is_right, known = pcall(find_known)
 if is_right and #known == 0 then
-  redis.call('SET', KEYS[FIRST_WRITTEN + written], 'checked')
+  let_be(KEYS, FIRST_WRITTEN, written)
   return known
 end
-for index = FIRST_WRITTEN, FIRST_WRITTEN + written - 1 do
-  if redis.call('EXISTS', KEYS[index]) == 1 then
-    redis.call('RENAME', KEYS[index], KEYS[index + written])
-  end
-  redis.call('SET', KEYS[index], 'aside')
-end
+set_aside(KEYS, FIRST_WRITTEN, written)
 return is_right and known or error(known)

@@ -22,27 +22,17 @@
 -- Returns nothing: a MULTI whose beginning has set something aside has done nothing
 --
 -- include common
+-- include aside
 local buckets, markers, counters, cold = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local wake_channel, first_member, first_identified = ARGV[1], ARGV[5], ARGV[6]
 local now_ms, move_count, bucket_count = clock_ms(ARGV[7]), tonumber(ARGV[8]), tonumber(ARGV[9])
 local FIRST_MARKER, FIRST_MOVE = 5, 10
 local places, first_start = FIRST_MARKER + move_count, FIRST_MOVE + 2 * move_count
-local first_bucket, first_aside = places + 1, places + 1 + bucket_count
+local first_bucket, written = places + 1, 1 + bucket_count
 
--- What was not checked, or has found a key that is known, has done nothing: put back what was set aside.
-if KEYS[first_aside] and redis.pcall('GET', KEYS[first_aside]) ~= 'checked' then
-  for index = places, first_aside - 1 do
-    local aside = KEYS[first_aside + index - places]
-    if redis.pcall('GET', KEYS[index]) == 'aside' then
-      redis.call('DEL', KEYS[index])
-      if redis.call('EXISTS', aside) == 1 then
-        redis.call('RENAME', aside, KEYS[index])
-      end
-    end
-  end
+-- What was not checked, or has found a key that is known, has done nothing.
+if KEYS[places + written] and not were_let_be(KEYS, places, written) then
   return {}
-elseif KEYS[first_aside] then
-  redis.call('DEL', KEYS[first_aside])
 end
 
 -- A key that holds something else ends the script here: no marker is moved for what is not stored.
