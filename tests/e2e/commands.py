@@ -7,7 +7,7 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,15 @@ COPIED = (
     "pyproject.toml",
 )
 START_SEC = 90.0  # a JVM, a session and a first batch, on a machine that is busy with other tests
+
+
+def can_mount() -> bool:
+    """Whether a process of ours may have a view of the file system of its own."""
+    found = shutil.which("unshare") and shutil.which("nsenter")
+    return found is not None and subprocess.run(["unshare", "-rm", "true"], check=False).returncode == 0
+
+
+CAN_MOUNT = can_mount()
 
 
 class Command:
@@ -112,10 +121,10 @@ class Checkout:
         )
         (folder / ".venv").symlink_to(ROOT / ".venv")
 
-    def run(self, *arguments: str, environ: dict[str, str] | None = None) -> Command:
-        """Start ``./spark-submit.sh`` with a bare environment."""
+    def run(self, *arguments: str, environ: dict[str, str] | None = None, within: Sequence[str] = ()) -> Command:
+        """Start ``./spark-submit.sh`` with a bare environment, by a command ``within`` which it runs, if one is named."""
         bare = {name: os.environ[name] for name in ("PATH", "JAVA_HOME", "SPARK_SUBMIT_OPTS") if name in os.environ}
-        command = Command(["./spark-submit.sh", *arguments], {**bare, **(environ or {})}, self.root)
+        command = Command([*within, "./spark-submit.sh", *arguments], {**bare, **(environ or {})}, self.root)
         self._running.append(command)
         return command
 

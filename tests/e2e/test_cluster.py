@@ -2,7 +2,6 @@
 
 import os
 import re
-import shutil
 import socket
 import subprocess
 import venv
@@ -15,7 +14,7 @@ import pytest
 
 from pipeline.runtime.sending import PYTHON
 from pipeline.runtime.submit import spark_environ
-from tests.e2e.commands import Checkout, Command
+from tests.e2e.commands import CAN_MOUNT, Checkout, Command
 from tests.servers import RealServer, user_rights
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("spark-cluster")]
@@ -37,15 +36,6 @@ OPTIONS = {
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.driver.host": "127.0.0.1",
 }
-
-
-def can_mount() -> bool:
-    """Whether a process of ours may have a view of the file system of its own."""
-    found = shutil.which("unshare") and shutil.which("nsenter")
-    return found is not None and subprocess.run(["unshare", "-rm", "true"], check=False).returncode == 0
-
-
-CAN_MOUNT = can_mount()
 
 
 class Worker(Command):
