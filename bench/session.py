@@ -17,6 +17,7 @@ from pipeline.ingest.query import open_session
 from pipeline.ingest.readers import read_landing_once
 from pipeline.ingest.stores import WriterSettings
 from pipeline.ingest.tables import schedule_table
+from pipeline.ingest.worker_sockets import socket_folder
 from pipeline.ingest.writer import BatchWriter, count_lines
 from pipeline.runtime.submit import spark_environ
 from pipeline.store.connection import connect
@@ -36,12 +37,13 @@ def spark_session(master: str) -> Iterator[SparkSession]:
         "PYSPARK_SUBMIT_ARGS": shlex.join(["--master", master, "pyspark-shell"]),
     }
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
-    spark = open_session()
-    try:
-        yield spark
-    finally:
-        with suppress(Exception):  # a signal may have cut a call to the JVM short; it ends with this process
-            spark.stop()
+    with socket_folder() as sockets:
+        spark = open_session(sockets)
+        try:
+            yield spark
+        finally:
+            with suppress(Exception):  # a signal may have cut a call to the JVM short; it ends with this process
+                spark.stop()
 
 
 def java_version(spark: SparkSession) -> str:

@@ -44,6 +44,7 @@ from pipeline.ingest.stores import Retry, WriterSettings, no_slower_than, patien
 from pipeline.ingest.summary import Summary
 from pipeline.ingest.upkeep import landing_upkeep, look_after_servers, what_is_read_again
 from pipeline.ingest.waiting import waiting_text
+from pipeline.ingest.worker_sockets import socket_folder
 from pipeline.ingest.writer import BatchWriter, PartitionWriter
 from pipeline.runtime.class_archive import archive_made_beside
 from pipeline.store.checks import meaning_of_stored
@@ -179,10 +180,12 @@ def main(arguments: list[str], stop: Stop) -> int:
         stack.callback(source.close)
         checkpoint = settings.ingest.checkpoint or str(Path(settings.local.state) / "checkpoints" / source.source_id)
         bind_checkpoint(checkpoint, source.source_id, source.reads)
+        # Of Kafka's offsets Spark's own daemon keeps processes, which are not quiet when they are cut off.
+        sockets = None if is_kafka else stack.enter_context(socket_folder())
         announce_ready("open")
         with _stopped_with_java(stop):
             with ThreadPoolExecutor(1) as beside:  # started by the main thread, Spark would take SIGINT over
-                spark = beside.submit(open_session).result()
+                spark = beside.submit(open_session, sockets).result()
             stack.callback(_stop_spark, spark)
             stack.enter_context(java_watched(stop))
             rejects_mark = check_executors(spark, settings, connection.settings, source, cold)

@@ -9,6 +9,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from py4j.protocol import Py4JError, Py4JJavaError
+from pyspark import SparkConf, SparkContext
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
@@ -16,6 +17,7 @@ from pipeline.core.errors import ConfigError, PipelineError
 from pipeline.core.files import write_whole
 from pipeline.core.ids import encode_token
 from pipeline.ingest.readers import directory_in_use, read_landing_once
+from pipeline.ingest.worker_sockets import settings_for
 from pipeline.ingest.writer import BatchWriter, count_lines
 
 log = logging.getLogger(__name__)
@@ -37,9 +39,18 @@ _WORKER_GONE = "Python worker exited unexpectedly"
 _OWN_ERROR = re.compile(r"pipeline\.core\.errors\.(\w+): (.*)")
 
 
-def open_session() -> SparkSession:
-    """Start Spark, or join the session that spark-submit made."""
-    spark = SparkSession.builder.appName("duetime-ingest").getOrCreate()
+def open_session(sockets: Path | None = None) -> SparkSession:
+    """Start Spark, or join the session that spark-submit made.
+
+    Args:
+        sockets: a private folder through which Python workers on this machine talk to Java; None: they do so over TCP.
+    """
+    builder = SparkSession.builder.appName("duetime-ingest")
+    if sockets is not None:
+        SparkContext._ensure_initialized()  # without Java, SparkConf would not see what is given on the command line
+        for name, value in settings_for(sockets, SparkConf()).items():
+            builder = builder.config(name, value)
+    spark = builder.getOrCreate()
     for name, value in PINNED.items():
         spark.conf.set(name, value)
     _quieten(spark)

@@ -288,4 +288,4 @@ class Kill:
 
 
 def _is_daemon(process: psutil.Process) -> bool:
-    return "pyspark.daemon" in process.cmdline()
+    return not {"pyspark.daemon", "pipeline.ingest.quiet_daemon"}.isdisjoint(process.cmdline())
