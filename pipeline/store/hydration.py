@@ -7,11 +7,11 @@ to come; then all of it is done again without those.
 from collections import Counter
 from typing import Any
 
-from pipeline.core.errors import StoreProtocolError, StoreUnavailable
+from pipeline.core.errors import StoreUnavailable
 from pipeline.store.base import MessageRows, Scheduled, Transaction
 from pipeline.store.keys import Keys
 from pipeline.store.resp import count_hours, frame_command, frame_names, frame_places, frame_rows, repeated, select
-from pipeline.store.schedule import TRIES, watch
+from pipeline.store.schedule import TRIES, transact, watch
 from pipeline.store.scripts import Scripts
 
 
@@ -82,15 +82,4 @@ def _bring(
         values += (move.part_id, move.after)
     values += (*starts, *(value for counted in hours.items() for value in counted))
     commands.append(frame_command(*scripts.command_with_text("hydrate", [*names, *written, *aside], values)))
-    connection.send_packed_command([b"".join([*commands, frame_command("EXEC")])])
-    for _ in commands:
-        connection.read_response()  # a command that is refused here raises what the server says, and nothing is done
-    replies = connection.read_response()
-    if replies is None:
-        return None
-    if len(identified) and not isinstance(replies[0], Exception) and replies[0]:
-        return [int(number) for number in replies[0]]  # the other commands have failed, as they had to
-    for reply in replies:
-        if isinstance(reply, Exception):
-            raise StoreProtocolError(f"Redis could not store all of a transaction ({reply}); its keys are not ours.")
-    return []
+    return transact(connection, commands)

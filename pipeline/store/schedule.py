@@ -6,6 +6,7 @@ round trips: one watches and reads the markers, one does all the rest, and again
 """
 
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 from pipeline.core.errors import StoreProtocolError, StoreUnavailable
@@ -110,13 +111,21 @@ def _store(
     finish = scripts.command_with_text("schedule", [*names, *written, *aside], arguments)
     # With their text: a digest that the server has forgotten would fail within MULTI, behind what came before it.
     commands.append(frame_command(*finish))
+    return transact(connection, commands)
+
+
+def transact(connection: Any, commands: Sequence[bytes]) -> list[int] | None:
+    """Run commands from ``MULTI`` on; None says that what is watched has changed, so that nothing was done.
+
+    Nor was it if something is returned: that is what a check at the beginning has found. Raises as ``schedule``.
+    """
     connection.send_packed_command([b"".join([*commands, frame_command("EXEC")])])
     for _ in commands:
         connection.read_response()  # a command that is refused here raises what the server says, and nothing is done
     replies = connection.read_response()
     if replies is None:
         return None
-    if len(identified) and not isinstance(replies[0], Exception) and replies[0]:
+    if isinstance(replies[0], list) and replies[0]:
         return [int(place) for place in replies[0]]  # the other commands have failed, as they had to
     for reply in replies:
         if isinstance(reply, Exception):

@@ -31,7 +31,7 @@ pytestmark = [
 READ_SCRIPT = scripts.read_script
 
 SCRIPT = "schedule"
-WATCHING, STORING = (schedule, "watch"), (schedule, "_store")
+WATCHING, STORING, TRANSACTING = ((schedule, name) for name in ("watch", "_store", "transact"))
 CONNECTION = (RedisStore, "_connection")
 MARKER_AT = (PartQueue, "marker_at")
 RESUME = (PartQueue, "place_behind")
@@ -43,7 +43,7 @@ WATCHED = 'frame_command("WATCH", *marker_keys)'
 COMPARED = "if markers != [move.before for move in transaction.moves]:"
 MOVES = "sum(((keys.marker(source_id, move.part_id), move.after) for move in transaction.moves), ())"
 MOVE_MARKERS = f"connection.send_command('MSET', *{MOVES}); connection.read_response(); "
-RESULT = "return []"
+RESULT = "return transact(connection, commands)"
 MARKER_MOVED = "redis.call('SET', KEYS[FIRST_MARKER + move], ARGV[FIRST_MOVE + 2 * move + 1])"
 NOTHING = "redis.call('DBSIZE')"
 FOUND = "bisect_right(self.line_nos, line_no, first, last)"
@@ -118,7 +118,10 @@ MUTANTS = (
     Mutant(
         "the marker moves in a step behind",
         (faults.replies_lost, faults.server_killed_after_storing),
-        {SCRIPT: ((MARKER_MOVED, NOTHING),), STORING: ((RESULT, f"{MOVE_MARKERS}{RESULT}"),)},
+        {
+            SCRIPT: ((MARKER_MOVED, NOTHING),),
+            STORING: ((RESULT, f"known = transact(connection, commands); {MOVE_MARKERS}return known"),),
+        },
     ),
     Mutant(
         "the marker is one message too far",
@@ -164,12 +167,12 @@ MUTANTS = (
     Mutant(
         "a transaction that was dropped counts as stored",
         (faults.overtaken_at_one_file_of_many,),
-        {STORING: (("if replies is None:\n        return None", "if replies is None:\n        return []"),)},
+        {TRANSACTING: (("if replies is None:\n        return None", "if replies is None:\n        return []"),)},
     ),
     Mutant(
         "errors within a transaction are overlooked",
         (faults.a_key_in_the_way,),
-        {STORING: (("if isinstance(reply, Exception):", "if False:"),)},
+        {TRANSACTING: (("if isinstance(reply, Exception):", "if False:"),)},
     ),
     Mutant(
         "the marker moves past what could not be stored",
