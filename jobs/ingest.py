@@ -42,7 +42,7 @@ from pipeline.ingest.rejects import check_rejects_folder
 from pipeline.ingest.sources import DirectSource, FilesSource, SocketSource, Source
 from pipeline.ingest.stores import Retry, WriterSettings, no_slower_than, patience_ms_of
 from pipeline.ingest.summary import Summary
-from pipeline.ingest.upkeep import landing_upkeep, look_after_servers, what_is_read_again
+from pipeline.ingest.upkeep import WorkersAwake, landing_upkeep, look_after_servers, what_is_read_again
 from pipeline.ingest.waiting import waiting_text
 from pipeline.ingest.worker_sockets import socket_folder
 from pipeline.ingest.writer import BatchWriter, PartitionWriter
@@ -256,6 +256,8 @@ def _run(
     beside = look_after_servers(
         connection.client, connection.shards, writer, writer_settings, what, heartbeat, clock, retry
     )
+    if not (once or rejects_mark):  # which there is where executors are on other machines
+        beside.append(Background([WorkersAwake(spark)]))
     if once and landing:
         landing.waiting.give_back((), all_at_once=True)  # a query that takes in what is there looks once
     with _stopped_with_java(stop):

@@ -1,10 +1,12 @@
 """What an ingest job does beside its batches: it keeps files, markers and checkpoint bounded, and looks after the servers."""
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
+import pyarrow as pa
 from pyspark.sql import SparkSession
 
 from pipeline.config import Settings
@@ -23,6 +25,10 @@ from pipeline.store.keys import Keys
 from pipeline.store.redis_store import RedisStore
 from pipeline.store.replication import FailoverWatch, may_fail_over
 from pipeline.store.shards import ShardedMarkers
+
+AWAKE_MS: Final = 25_000  # so that one that comes late does not come too late
+
+log = logging.getLogger(__name__)
 
 if TYPE_CHECKING:
     from pipeline.ingest.kafka_again import RecordsAgain
@@ -90,3 +96,26 @@ def look_after_servers(
         writer.away, writer.note = away.away, away.note
         tasks.append(away)
     return [Background([task]) for task in tasks]
+
+
+class WorkersAwake:
+    """Has a Python worker of this machine do a little now and then.
+
+    Spark ends its workers when none has done anything for a minute (``PythonWorkerFactory``), and the file that comes then would
+    wait 0.7 s for a new one to import.
+    """
+
+    def __init__(self, spark: SparkSession) -> None:
+        self._spark = spark
+
+    def step(self) -> float:
+        """Do it; see ``background.Task``."""
+        try:
+            self._spark.range(0, 1, 1, 1).mapInArrow(_as_they_are, "id long").collect()
+        except Exception:  # whoever needs Spark says what has become of it
+            log.debug("no worker was kept awake", exc_info=True)
+        return AWAKE_MS
+
+
+def _as_they_are(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    return batches
