@@ -36,7 +36,7 @@ from pipeline.ingest.cold_opening import open_cold
 from pipeline.ingest.executors import check_executors
 from pipeline.ingest.loop import run_once, run_to_the_end, run_until_stopped, wait_for_first_look
 from pipeline.ingest.progress import BatchReporter
-from pipeline.ingest.query import bind_checkpoint, java_watched, open_session, start_query, warm_up
+from pipeline.ingest.query import bind_checkpoint, java_watched, open_session, start_query, told_in_a_sentence, warm_up
 from pipeline.ingest.readers import read_direct, read_landing
 from pipeline.ingest.rejects import check_rejects_folder
 from pipeline.ingest.sources import DirectSource, FilesSource, SocketSource, Source
@@ -260,7 +260,7 @@ def _run(
         beside.append(Background([WorkersAwake(spark)]))
     if once and landing:
         landing.waiting.give_back((), all_at_once=True)  # a query that takes in what is there looks once
-    with _stopped_with_java(stop):
+    with _stopped_with_java(stop), told_in_a_sentence():
         if once:
             run_once(source, stop, stop.interrupting)
         elif settings.ingest.source == "kafka":

@@ -35,7 +35,8 @@ _BY_RENAME = ".FileSystemBasedCheckpointFileManager"  # what conf/spark-defaults
 _AT_ONCE = "org.apache.spark.internal.io.cloud.AbortableStreamBasedCheckpointFileManager"
 _OBJECT_STORES = "s3a://"
 _CAUSE = re.compile(r"^\s*(?:Caused by: )?([\w.$]+(?:Exception|Error): .+)$", re.MULTILINE)
-_WORKER_GONE = "Python worker exited unexpectedly"
+# Of a worker, and of the daemon that was to start one.
+_WORKER_GONE = re.compile("Python worker exited unexpectedly|occurred while reading the port number from ")
 _OWN_ERROR = re.compile(r"pipeline\.core\.errors\.(\w+): (.*)")
 
 
@@ -92,6 +93,19 @@ def java_watched(stopping: Callable[[], bool]) -> Iterator[None]:
                 "Start the job again; it goes on where it was."
             ) from exc
         log.warning("Spark was stopped first, so the batch in flight is replayed at the next start")
+
+
+@contextmanager
+def told_in_a_sentence() -> Iterator[None]:
+    """Turn what Spark says of a job that failed into one sentence.
+
+    Raises:
+        PipelineError: that.
+    """
+    try:
+        yield
+    except Py4JJavaError as exc:
+        raise query_failure(exc) from exc
 
 
 def warm_up(spark: SparkSession) -> None:
@@ -182,7 +196,7 @@ def query_failure(exc: Exception) -> PipelineError:
     if own:
         kind, sentence = own[-1]
         return (ConfigError if kind == "ConfigError" else PipelineError)(sentence)
-    if _WORKER_GONE in text:
+    if _WORKER_GONE.search(text):
         return PipelineError(
             "A Python worker of Spark has ended in the middle of a batch: it was killed, or ran out of memory. "
             "Start the job again; it goes on where it was."

@@ -62,6 +62,7 @@ class Campaign:
         self._random = Random(seed)
         self._exactly_once = exactly_once
         self._sent = 0
+        self._may_end = False  # whether a worker of the ingest job was killed
         broker.make_topic("requests", PARTITIONS)
         for topic in TOPICS:
             broker.make_topic(topic, PARTITIONS)
@@ -122,10 +123,11 @@ class Campaign:
         self._server.start()
 
     def kill_worker(self) -> None:
-        """Kill a Python worker of the ingest job, in the middle of a batch or not."""
+        """Kill a Python worker of the ingest job; in the middle of a batch, that ends the job."""
         tree = psutil.Process(self._ingest.process.pid).children(recursive=True)
         workers = [each for each in tree if "pyspark.daemon" in " ".join(command_of(each))]
         if workers:
+            self._may_end = True
             os.kill(self._random.choice(workers).pid, signal.SIGKILL)
 
     def kill_ingest(self) -> None:
@@ -172,8 +174,11 @@ class Campaign:
         )
 
     def _start_again(self) -> None:
-        """Do as a supervisor does: a job that met no Redis at its very start has ended with 1; no other may have ended."""
-        if met_no_redis(self._ingest):
+        """Do as a supervisor does: a job whose worker was killed, or that met no Redis at its very start, has ended with 1."""
+        if self._may_end and self._ingest.process.poll() is not None:
+            assert self._ingest.end() == 1 and "Traceback" not in self._ingest.screen(), self._ingest.screen()
+            self._ingest, self._may_end = self._start_ingest(), False
+        elif met_no_redis(self._ingest):
             self._ingest = self._start_ingest()
         self._loops = [self._start_loop() if met_no_redis(loop) else loop for loop in self._loops]
 
