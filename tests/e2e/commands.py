@@ -8,8 +8,11 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 ROOT = Path(__file__).resolve().parents[2]
 COPIED = (
@@ -22,6 +25,14 @@ COPIED = (
     "pyproject.toml",
 )
 START_SEC = 90.0  # a JVM, a session and a first batch, on a machine that is busy with other tests
+
+
+def kill_tree(pid: int) -> None:
+    """End a process and all that it has started, as kill -9 and a power cut do."""
+    root = psutil.Process(pid)
+    for process in [root, *root.children(recursive=True)]:
+        with suppress(psutil.NoSuchProcess):  # it ends with those before it
+            process.kill()
 
 
 def can_mount() -> bool:

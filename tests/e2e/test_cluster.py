@@ -9,12 +9,11 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 
-import psutil
 import pytest
 
 from pipeline.runtime.sending import PYTHON
 from pipeline.runtime.submit import spark_environ
-from tests.e2e.commands import CAN_MOUNT, Checkout, Command
+from tests.e2e.commands import CAN_MOUNT, Checkout, Command, kill_tree
 from tests.servers import RealServer, user_rights
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("spark-cluster")]
@@ -48,8 +47,7 @@ class Worker(Command):
 
     def kill(self) -> None:
         """End it and its executors as a power cut does."""
-        for process in [*psutil.Process(self.process.pid).children(recursive=True), psutil.Process(self.process.pid)]:
-            process.kill()
+        kill_tree(self.process.pid)
         self.end()
 
 

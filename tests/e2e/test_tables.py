@@ -5,13 +5,13 @@ import subprocess
 import sys
 from pathlib import Path
 
-import psutil
 import pytest
 
 from pipeline.config import ROOT
 from pipeline.runtime.process import wait_until
 from pipeline.runtime.submit import spark_environ
 from pipeline.store.keys import Keys
+from tests.e2e.commands import kill_tree
 from tests.servers import real_server
 
 pytestmark = [pytest.mark.slow, pytest.mark.process]
@@ -43,8 +43,7 @@ def start(url: str, folder: Path, master: str, partitions: int, way: str) -> sub
 
 def kill(program: subprocess.Popen[str]) -> None:
     """End it, its JVM and all Python processes of that, as a power cut does."""
-    for process in [*psutil.Process(program.pid).children(recursive=True), psutil.Process(program.pid)]:
-        process.kill()
+    kill_tree(program.pid)
     program.communicate()
 
 

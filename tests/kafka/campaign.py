@@ -25,7 +25,7 @@ import psutil
 from pipeline.config import RedisSettings
 from pipeline.store.connection import connect
 from pipeline.store.keys import Keys
-from tests.e2e.commands import Checkout, Command
+from tests.e2e.commands import Checkout, Command, kill_tree
 from tests.kafka.broker import Broker, real_broker
 from tests.servers import RealServer, real_server
 
@@ -132,7 +132,8 @@ class Campaign:
 
     def kill_ingest(self) -> None:
         """Kill the driver with Java and the workers; the next one reads other portions."""
-        kill_tree(self._ingest)
+        kill_tree(self._ingest.process.pid)
+        self._ingest.process.wait(10)
         self._ingest = self._start_ingest()
 
     def _start_ingest(self) -> Command:
@@ -207,17 +208,6 @@ def command_of(process: psutil.Process) -> list[str]:
         return process.cmdline()
     except psutil.NoSuchProcess:
         return []
-
-
-def kill_tree(job: Command) -> None:
-    """Kill the driver, Java and the Python workers."""
-    parent = psutil.Process(job.process.pid)
-    for process in [parent, *parent.children(recursive=True)]:
-        try:
-            os.kill(process.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
-    job.process.wait(10)
 
 
 def run_campaign(

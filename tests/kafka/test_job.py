@@ -1,19 +1,17 @@
 """The ingest job on a real broker, as users run it."""
 
-import os
 import shutil
 import signal
 from collections import Counter
 from collections.abc import Iterator
 
-import psutil
 import pytest
 
 from pipeline.config import RedisSettings
 from pipeline.store.connection import connect
 from pipeline.store.keys import keys_of
 from pipeline.store.listing import list_scheduled
-from tests.e2e.commands import Checkout, Command
+from tests.e2e.commands import Checkout, Command, kill_tree
 from tests.e2e.conftest import checkout as checkout
 from tests.kafka.broker import Broker, real_broker
 from tests.servers import RealServer, real_server
@@ -91,7 +89,8 @@ def test_whatever_dies_each_record_is_stored_once(checkout: Checkout) -> None:
             )
             before = pipeline.bodies().total()
             job.wait_for(lambda _, before=before: pipeline.bodies().total() > before + 100, "something stored")
-            kill_all(job)
+            kill_tree(job.process.pid)
+            job.process.wait(10)
             send(600)
         job = pipeline.ingest(DUETIME_KAFKA_OFFSETS_PER_TRIGGER="150", DUETIME_INGEST_TRANSACTION_MESSAGES="20")
         job.wait_for(lambda _: pipeline.bodies().total() > 900, "something stored")
@@ -132,18 +131,6 @@ def test_a_server_that_restarts_while_spark_starts_is_waited_for(checkout: Check
         job.wait_for(lambda _: pipeline.bodies() == Counter("m"), "message")
         assert job.stop() == 0
         assert "Traceback" not in job.screen()
-
-
-def kill_all(job: Command) -> None:
-    """Kill the driver, Java and the Python workers."""
-    tree = [psutil.Process(job.process.pid)]
-    tree += tree[0].children(recursive=True)
-    for process in tree:
-        try:
-            os.kill(process.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
-    job.process.wait(10)
 
 
 @pytest.fixture

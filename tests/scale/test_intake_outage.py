@@ -7,10 +7,8 @@ import json
 import signal
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import dataclass, field
 
-import psutil
 import pytest
 import redis
 
@@ -20,7 +18,7 @@ from pipeline.runtime.process import wait_until
 from pipeline.store.connection import connect
 from pipeline.store.keys import keys_of
 from tests.cluster import RealCluster, real_cluster
-from tests.e2e.commands import Checkout, Command
+from tests.e2e.commands import Checkout, Command, kill_tree
 from tests.e2e.conftest import checkout as checkout
 from tests.kafka.broker import Broker
 from tests.kafka.conftest import broker as broker
@@ -121,10 +119,7 @@ def said(job: Command, text: str) -> int:
 
 def kill_all_of(job: Command) -> None:
     """End a job and all its processes as kill -9 does."""
-    root = psutil.Process(job.process.pid)
-    for process in [root, *root.children(recursive=True)]:
-        with suppress(psutil.NoSuchProcess):  # it ends with those before it
-            process.kill()
+    kill_tree(job.process.pid)
     job.end(20)
 
 
