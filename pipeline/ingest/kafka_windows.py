@@ -46,8 +46,7 @@ def first_marker(offset: int) -> str:
 
 
 def is_begun(markers: Sequence[str], shards: int) -> bool:
-    """Tell whether all shards of a namespace have a marker of a partition, by those that answer: before one stores anything, each
-    has its first."""
+    """Tell by the markers of the shards that answer whether all have one of a partition: each has its first before any stores."""
     return all(markers) and (
         len(markers) == shards or any(each != first_marker(PartitionMarker.of(each).next) for each in markers)
     )

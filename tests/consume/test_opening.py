@@ -14,12 +14,14 @@ import redis
 
 from jobs.consume import parse_arguments
 from pipeline.config import ROOT, TopicSettings
-from pipeline.consume.opening import open_consumer, parse_start
+from pipeline.consume.opening import open_consumer, parse_start, place_from_now
 from pipeline.consume.retries import retry_delay_ms
 from pipeline.core.errors import ConfigError
 from pipeline.core.stop import Stop
 from pipeline.runtime.server import PrivateServer, private_server, serves
-from tests.consume.conftest import Stage
+from pipeline.store.entries import entry_id_of
+from pipeline.store.groups import NEW, GroupStore
+from tests.consume.conftest import TOPIC, Stage
 from tests.servers import RealServer, real_server
 
 
@@ -232,3 +234,18 @@ def test_no_wait_is_longer_than_its_limit() -> None:
     settings = TopicSettings()
     longest = {retry_delay_ms(attempt, settings, lambda: 0.999999) for attempt in range(1, 40)}
     assert max(longest) == settings.backoff_ms_max
+
+
+def test_a_group_that_is_registered_later_in_a_shard_gets_what_came_since_it_began_in_the_others(stage: Stage) -> None:
+    """As a shard does that is away when a consumer starts."""
+    store = GroupStore(stage.user, [stage.keys], TOPIC, "late", "c")
+    stage.send("before")
+    [(last, _)] = stage.client.xrevrange(stage.keys.stream(TOPIC), count=1)
+    wait_until(lambda: store.now_ms() > entry_id_of(last.decode())[0])
+    place = place_from_now(store, NEW)
+    stage.send("meanwhile")
+    consumer = stage.open(group="other", enter=lambda: store.register(place))
+    consumer.store = store
+    assert [entry.body for entry in consumer.take()] == ["meanwhile"]
+    assert consumer.enter is None
+    consumer.close()

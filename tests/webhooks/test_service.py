@@ -211,6 +211,20 @@ def test_a_webhook_of_all_topics_counts_for_one_that_comes_later_and_not_for_one
     assert [group.name for group in Topics(world.user, world.shards).groups("mail")] == []
 
 
+def test_a_topic_of_a_shard_that_is_away_is_posted_on(
+    world: World, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.set("*", webhook=receiver.url)
+    world.send("news", "posted")
+    world.wait_for(lambda: bool(world.client.exists(world.shards[0].stream("news"))), "stream")
+    webhooks = world.post()
+    receiver.wait_for_posts(1)
+    for are_all, posting in ((False, ["news"]), (True, [])):
+        monkeypatch.setattr(Topics, "names_that_answer", lambda topics, are_all=are_all: (set(), are_all))
+        webhooks.look()
+        assert webhooks.posting() == posting
+
+
 def test_only_the_topics_that_were_asked_for_are_posted(world: World, receiver: Receiver) -> None:
     world.set("mail", webhook=receiver.url)
     world.set("news", webhook=receiver.url)
