@@ -54,8 +54,20 @@ def open_session(sockets: Path | None = None) -> SparkSession:
     spark = builder.getOrCreate()
     for name, value in PINNED.items():
         spark.conf.set(name, value)
+    _write_no_checksums(spark)
     _quieten(spark)
     return spark
+
+
+def _write_no_checksums(spark: SparkSession) -> None:
+    """Have Hadoop write no ``.crc`` beside each local file, here in the driver.
+
+    For each file that it makes it starts a process, ``chmod``: with these, six a batch for the logs of the checkpoint.
+    """
+    jvm = spark.sparkContext._jvm
+    assert jvm is not None
+    local = jvm.org.apache.hadoop.fs.Path("file:///").getFileSystem(spark.sparkContext._jsc.hadoopConfiguration())
+    local.setWriteChecksum(False)
 
 
 def _quieten(spark: SparkSession) -> None:
