@@ -181,13 +181,8 @@ class _World:
             lines.append(f'{{"message":"{text}","due":{due_ms}{id_}}}\n')
         row = {
             "value": "".join(lines).encode(),
-            "file_token": encode_token(self.now_ms, number),
-            "first_line": 1,
-            "kind": "json",
-            "file_name": "a.jsonl",
-            "file_arrival_ms": self.now_ms - 48 * HOUR_MS,
-            "is_repeated": False,
-            "has_waited": False,
+            "name": f"{encode_token(self.now_ms, number)}.1.json.a+jsonl",
+            "arrival_ms": self.now_ms - 48 * HOUR_MS,
         }
         return pa.RecordBatch.from_pylist([row])
 

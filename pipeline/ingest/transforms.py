@@ -3,8 +3,8 @@
 Guarantee: the same input gives the same rows, whatever the cores, settings or number of attempts. So nothing here reads a clock,
 draws a random number or depends on how Spark splits its work: a whole file is one row, and the arrival is the file's, or given.
 
-**Files.** ``with_landing_columns`` and ``with_direct_columns`` say what a file is. Its lines are parsed in Python workers, which is
-several times faster than in columns (docs/adr/0008-parsing-in-python.md).
+**Files.** ``with_landing_columns`` and ``with_direct_columns`` say which they are. Python workers read what their names say, and
+their lines, which is several times faster than in columns (docs/adr/0008-parsing-in-python.md).
 
 **Tables**, which programs schedule (``tables.py``). Null is an absent field.
 
@@ -38,7 +38,7 @@ from pipeline.core.ids import TOKEN_LENGTH
 from pipeline.core.messages import DEFAULT_TOPIC, FORM_JSON, FORM_PLAIN, REQUEST_FIELDS, Reason
 from pipeline.core.validation import ID_PATTERN, MESSAGE_BYTES_MAX, REQUEST_BYTES_MAX, TOPIC_PATTERN
 from pipeline.ingest.parsing import FileText
-from pipeline.landing.names import REPEATED, WAITED
+from pipeline.landing.names import LandingName, parse_landing_name
 
 # What each column may be. A column of another type is an error of the program, not of a row.
 _TYPES: dict[str, tuple[type[T.DataType], ...]] = {
@@ -58,63 +58,49 @@ def file_texts(batches: Iterable[pa.RecordBatch]) -> Iterator[FileText]:
     """Read file rows as they come to a Python worker."""
     for batch in batches:
         for row in batch.to_pylist():
+            name = row["name"]
+            # What somebody else has put into the landing folder is read, too.
+            landed = parse_landing_name(name) or LandingName(name[:TOKEN_LENGTH], 1, "json", name)
             yield FileText(
-                token=row["file_token"],
-                first_line=row["first_line"],
-                kind=row["kind"],
-                name=row["file_name"],
-                arrival_ms=row["file_arrival_ms"],
+                token=landed.token,
+                first_line=landed.first_line,
+                kind=landed.kind,  # type: ignore[arg-type]  # one of ``names.KINDS``
+                name=landed.original_name,
+                arrival_ms=row["arrival_ms"],
                 content=row["value"],
-                is_repeated=row["is_repeated"],
-                has_waited=row["has_waited"],
+                is_repeated=landed.is_repeated,
+                has_waited=landed.has_waited,
             )
 
 
 def with_landing_columns(files: DataFrame) -> DataFrame:
-    """Read token, first line, kind and original name from the names of landing files.
+    """Make file rows of a text source with ``wholetext`` that reads landing files.
 
-    Takes rows of a text source with ``wholetext``; the name is ``<token>.<first_line>.<kind>.<original name>``, the last
-    percent-encoded with "=" for "%" and "+" for ".", and says at its end whether the file is read again.
+    No more than that: each column costs the planning of a micro-batch a millisecond, and ``file_texts`` reads the name.
     """
-    parts = F.split(F.col("_metadata.file_name"), r"\.", 4)
-    whole = F.try_element_at(parts, F.lit(4))
-    quoted = F.regexp_replace(whole, REPEATED.pattern, "")
     return files.select(
         F.col("value").cast("binary"),
-        F.try_element_at(parts, F.lit(1)).alias("file_token"),
-        F.coalesce(F.try_element_at(parts, F.lit(2)).try_cast("bigint"), F.lit(1)).alias("first_line"),
-        F.try_element_at(parts, F.lit(3)).alias("kind"),
-        F.coalesce(F.try_url_decode(F.translate(quoted, "=+", "%.")), quoted).alias("file_name"),
-        F.unix_millis("_metadata.file_modification_time").alias("file_arrival_ms"),
-        (whole != quoted).alias("is_repeated"),
-        ((whole != quoted) & F.endswith(whole, F.lit(WAITED))).alias("has_waited"),
+        F.col("_metadata.file_name").alias("name"),
+        F.unix_millis("_metadata.file_modification_time").alias("arrival_ms"),
     )
 
 
 def with_direct_columns(files: DataFrame) -> DataFrame:
-    """Derive the same columns for files that were not landed: the token is a hash of path and time of last change."""
+    """Make file rows of files that were not landed, with the name that they would have: the token is a hash of path and time."""
     identity = F.concat_ws(
         "\n", "_metadata.file_path", F.unix_millis("_metadata.file_modification_time").cast("string")
     )
     is_csv = F.rlike(F.lower("_metadata.file_name"), F.lit(r"\.csv(\.gz)?\z"))
+    token = F.left(F.translate(F.base64(F.unhex(F.sha2(identity, 256))), "+/", "-_"), F.lit(TOKEN_LENGTH))
+    # As in landing files: the header of a CSV file is line 1, its data starts on line 2.
+    line_and_kind = F.when(is_csv, F.lit("2.csv")).otherwise(F.lit("1.json"))
+    # Spark gives the name as in a URI, where a plus sign and an equals sign are themselves.
+    escaped = F.replace(F.replace("_metadata.file_name", F.lit("="), F.lit("%3D")), F.lit("+"), F.lit("%2B"))
     return files.select(
         F.col("value").cast("binary"),
-        F.left(F.translate(F.base64(F.unhex(F.sha2(identity, 256))), "+/", "-_"), F.lit(TOKEN_LENGTH)).alias(
-            "file_token"
-        ),
-        # As in landing files: the header of a CSV file is line 1, its data starts on line 2.
-        F.when(is_csv, F.lit(2)).otherwise(F.lit(1)).cast("bigint").alias("first_line"),
-        F.when(is_csv, F.lit("csv")).otherwise(F.lit("json")).alias("kind"),
-        # Spark gives the name as in a URI, where a plus sign is itself.
-        _url_decoded(F.replace("_metadata.file_name", F.lit("+"), F.lit("%2B"))).alias("file_name"),
-        F.unix_millis("_metadata.file_modification_time").alias("file_arrival_ms"),
-        F.lit(False).alias("is_repeated"),
-        F.lit(False).alias("has_waited"),
+        F.concat_ws(".", token, line_and_kind, F.translate(escaped, "%.", "=+")).alias("name"),
+        F.unix_millis("_metadata.file_modification_time").alias("arrival_ms"),
     )
-
-
-def _url_decoded(text: Column) -> Column:
-    return F.coalesce(F.try_url_decode(text), text)
 
 
 def check_types(schema: T.StructType) -> None:

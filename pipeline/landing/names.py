@@ -29,7 +29,7 @@ ORIGINAL_BYTES_MAX = 150  # of an original name in ours; a file name may have 25
 KINDS = ("json", "csv", "sock")
 
 WAITED = "w"
-REPEATED = re.compile(rf"=\.([0-9]+){WAITED}?$")  # no quoted name ends so: two hexadecimal digits come after its "="
+REPEATED = re.compile(rf"=\.([0-9]+)({WAITED}?)$")  # no quoted name ends so: two hexadecimal digits come after its "="
 
 _KIND_OF_SUFFIX = {".json": "json", ".jsonl": "json", ".csv": "csv"}
 _UNSAFE = re.compile(r"[^\w.-]+")
@@ -60,13 +60,16 @@ class LandingName:
     """What the name of a landing file says.
 
     ``first_line`` is the original line number of the first line that can be a request: 2 for the first segment of a CSV
-    file, whose line 1 is the header.
+    file, whose line 1 is the header. ``is_repeated`` says that it is read again, ``has_waited`` that this is for a shard that was
+    away, and not after a failover.
     """
 
     token: str
     first_line: int
     kind: str
     original_name: str
+    is_repeated: bool = False
+    has_waited: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,10 +132,12 @@ def landing_name(token: Token, first_line: int, kind: str, quoted: str) -> str:
 
 def parse_landing_name(name: str) -> LandingName | None:
     """Take a landing file name apart; None if it is not one (work in progress, or somebody else's file)."""
+    times = REPEATED.search(name)
     token, first_line, kind, quoted = [*REPEATED.sub("", name).split(".", 3), "", "", ""][:4]
     if len(token) != TOKEN_LENGTH or not first_line.isdecimal() or kind not in KINDS:
         return None
-    return LandingName(token, int(first_line), kind, unquote_name(quoted.replace("+", ".")))
+    original_name = unquote_name(quoted.replace("+", "."))
+    return LandingName(token, int(first_line), kind, original_name, times is not None, bool(times and times[2]))
 
 
 def repeated_name(name: str, has_waited: bool = False) -> str:

@@ -264,12 +264,7 @@ def row_of(number: int) -> pa.RecordBatch:
     """One of the files as Spark hands it to a task; all but the first are segments, cut anywhere."""
     row = {
         "value": FILES[number],
-        "file_token": f"OZ0aaaabbbbb{number:02d}",
-        "first_line": 1 + 3 * number,
-        "kind": "json",
-        "file_name": "a.jsonl",
-        "file_arrival_ms": ARRIVAL_MS,
-        "is_repeated": False,
-        "has_waited": False,
+        "name": f"OZ0aaaabbbbb{number:02d}.{1 + 3 * number}.json.a+jsonl",
+        "arrival_ms": ARRIVAL_MS,
     }
     return pa.RecordBatch.from_pylist([row], schema=to_arrow_schema(FILE_ROW))

@@ -73,13 +73,8 @@ class ColdWorld:
             self._files += 1
             rows.append(
                 {
-                    "file_token": token or self.token(self._files),
-                    "first_line": 1,
-                    "kind": "json",
-                    "file_name": "a.jsonl",
-                    "file_arrival_ms": self.now_ms,
-                    "is_repeated": False,
-                    "has_waited": False,
+                    "name": f"{token or self.token(self._files)}.1.json.a+jsonl",
+                    "arrival_ms": self.now_ms,
                     "value": "".join(f"{json.dumps(each)}\n" for each in lines).encode(),
                 }
             )

@@ -17,7 +17,7 @@ FileParts = tuple[str, int, str, bytes]
 def file_rows(spark: SparkSession, files: Sequence[FileParts], arrival_ms: int = ARRIVAL_MS) -> DataFrame:
     """Make file rows of (token, first line, kind, content)."""
     rows = [
-        (bytearray(content), token, first_line, kind, "a.jsonl", arrival_ms, False, False)
+        (bytearray(content), f"{token}.{first_line}.{kind}.a+jsonl", arrival_ms)
         for token, first_line, kind, content in files
     ]
     return spark.createDataFrame(rows, FILE_ROW)

@@ -64,13 +64,8 @@ def write(writing: WriterSettings, files: dict[int, Sequence[str]]) -> Summary:
     """Write files as one partition; their number says which came first."""
     rows = [
         {
-            "file_token": token_of(number),
-            "first_line": 1,
-            "kind": "json",
-            "file_name": f"{number}.jsonl",
-            "file_arrival_ms": ARRIVAL_MS,
-            "is_repeated": False,
-            "has_waited": False,
+            "name": f"{token_of(number)}.1.json.{number}+jsonl",
+            "arrival_ms": ARRIVAL_MS,
             "value": "".join(f"{each}\n" for each in lines).encode(),
         }
         for number, lines in files.items()

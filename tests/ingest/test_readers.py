@@ -6,15 +6,19 @@ import re
 from itertools import repeat
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql.pandas.types import to_arrow_schema
 
 from pipeline.core.errors import ConfigError
 from pipeline.core.ids import encode_token
 from pipeline.ingest.parsing import FileText, parse_file
 from pipeline.ingest.readers import directory_in_use, read_direct, read_landing
+from pipeline.ingest.schemas import FILE_ROW
+from pipeline.ingest.transforms import file_texts
 
 ARRIVAL_MS = 1_700_000_000_123
 LINE = b'{"message":"m","delay_sec":1}\n'
@@ -38,11 +42,14 @@ def _fill_landing(landing: Path) -> None:
     _put(landing / "foreign.jsonl", LINE)
 
 
+def _files(rows: list[Row]) -> list[FileText]:
+    return [*file_texts([pa.RecordBatch.from_pylist([row.asDict() for row in rows], to_arrow_schema(FILE_ROW))])]
+
+
 def _parsed(rows: list[Row]) -> list[tuple[str, int, object]]:
     """What becomes of the lines of files: the file's token, and the due time and member or the line and reason."""
     found: list[tuple[str, int, object]] = []
-    for row in rows:
-        file = FileText(row.file_token, row.first_line, row.kind, row.file_name, row.file_arrival_ms, bytes(row.value))
+    for file in _files(rows):
         for part in parse_file(file):
             found += zip(repeat(file.token), part.due_ms.tolist(), part.members.to_pylist(), strict=False)
             found += [(file.token, line.line_no, line.rejection.reason.value) for line in part.rejected]
@@ -84,10 +91,11 @@ def _read_all(
 
 @pytest.mark.parametrize("folder", ["landing", ".landing", "with [brackets] {and} *stars*"])
 def test_a_landing_folder_is_read_whatever_its_name(spark: SparkSession, tmp_path: Path, folder: str) -> None:
-    _put(tmp_path / folder / f"{encode_token(ARRIVAL_MS, 5)}.1.json.a.jsonl", LINE)
+    name = f"{encode_token(ARRIVAL_MS, 5)}.1.json.a+jsonl"
+    _put(tmp_path / folder / name, LINE)
     files = read_landing(spark, str(tmp_path / folder), 64_000_000)
     (row,) = _run(files, tmp_path / "checkpoint")
-    assert (bytes(row.value), row.file_arrival_ms, row.file_name) == (LINE, ARRIVAL_MS, "a.jsonl")
+    assert (bytes(row.value), row.arrival_ms, row.name) == (LINE, ARRIVAL_MS, name)
 
 
 def test_a_replay_with_other_cores_and_splits_gives_the_same_rows(spark: SparkSession, tmp_path: Path) -> None:
@@ -133,7 +141,7 @@ def test_old_files_are_not_passed_over(spark: SparkSession, tmp_path: Path) -> N
     for number, arrival_ms in enumerate([ARRIVAL_MS, ARRIVAL_MS - 20 * 365 * 86_400_000]):
         _put(landing / f"{encode_token(number, 5)}.1.json.a", LINE, arrival_ms)
     rows = _run(read_landing(spark, str(landing), 64_000_000), tmp_path / "checkpoint")
-    assert {row.file_arrival_ms for row in rows} == {ARRIVAL_MS, ARRIVAL_MS - 20 * 365 * 86_400_000}
+    assert {row.arrival_ms for row in rows} == {ARRIVAL_MS, ARRIVAL_MS - 20 * 365 * 86_400_000}
 
 
 def test_a_replay_leaves_out_what_is_gone_already(spark: SparkSession, tmp_path: Path) -> None:
@@ -155,7 +163,7 @@ def test_a_directory_is_read_directly(spark: SparkSession, tmp_path: Path) -> No
     _put(inbox / "notes.txt", LINE)
     files = read_direct(spark, f"file://{inbox}", 64_000_000)
     rows = _run(files, tmp_path / "checkpoint")
-    assert {(row.file_name, row.first_line, row.kind) for row in rows} == {
+    assert {(file.name, file.first_line, file.kind) for file in _files(rows)} == {
         ("a b.jsonl", 1, "json"),
         ("b.json.gz", 1, "json"),
         ("c.csv", 2, "csv"),

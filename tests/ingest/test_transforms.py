@@ -6,6 +6,7 @@ import re
 from decimal import Decimal
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from chispa import assert_df_equality
 from pyspark.sql import DataFrame, SparkSession
@@ -13,7 +14,9 @@ from pyspark.sql import functions as F
 
 from pipeline.core.buckets import bucket_start_ms
 from pipeline.core.messages import Message, Reason, Replacement
+from pipeline.core.validation import Kind
 from pipeline.ingest import transforms
+from pipeline.ingest.parsing import FileText
 from pipeline.ingest.schemas import FILE_ROW
 from tests.cases.requests import CASES, Case, Expected
 from tests.ingest.files import ARRIVAL_MS, TOKEN
@@ -28,36 +31,43 @@ def _named_files(spark: SparkSession, *names: str) -> DataFrame:
     return rows.select(F.lit("x").alias("value"), metadata.alias("_metadata"))
 
 
-def test_a_landing_name_tells_token_line_kind_and_name(spark: SparkSession) -> None:
-    files = _named_files(
-        spark,
-        f"{TOKEN}.7.csv.a=20b+=C3=A9.csv",
-        f"{TOKEN}.1.json.=ZZ=",
-        f"{TOKEN}.x.json.a",
-        f"{TOKEN}.2.csv.a+csv=.12",
-        f"{TOKEN}.2.csv.a+csv=.3w",
-        f"{TOKEN}.2.csv.aw",
-    )
-    wanted = [
-        (bytearray(b"x"), TOKEN, 7, "csv", "a b.é.csv", ARRIVAL_MS, False, False),
-        (bytearray(b"x"), TOKEN, 1, "json", "=ZZ=", ARRIVAL_MS, False, False),
-        (bytearray(b"x"), TOKEN, 1, "json", "a", ARRIVAL_MS, False, False),
-        (bytearray(b"x"), TOKEN, 2, "csv", "a.csv", ARRIVAL_MS, True, False),
-        (bytearray(b"x"), TOKEN, 2, "csv", "a.csv", ARRIVAL_MS, True, True),
-        (bytearray(b"x"), TOKEN, 2, "csv", "aw", ARRIVAL_MS, False, False),
-    ]
-    found = files.transform(transforms.with_landing_columns)
+def test_a_landing_file_is_a_row_of_content_name_and_arrival(spark: SparkSession) -> None:
+    names = f"{TOKEN}.7.csv.a=20b+=C3=A9+csv", f"{TOKEN}.2.csv.a+csv=.3w"
+    wanted = [(bytearray(b"x"), name, ARRIVAL_MS) for name in names]
+    found = _named_files(spark, *names).transform(transforms.with_landing_columns)
     assert_df_equality(found, spark.createDataFrame(wanted, FILE_ROW), ignore_nullable=True)
 
 
+@pytest.mark.parametrize(
+    ("name", "first_line", "kind", "original", "is_repeated", "has_waited"),
+    [
+        (f"{TOKEN}.7.csv.a=20b+=C3=A9.csv", 7, "csv", "a b.é.csv", False, False),
+        (f"{TOKEN}.2.csv.a+csv=.12", 2, "csv", "a.csv", True, False),
+        (f"{TOKEN}.2.csv.a+csv=.3w", 2, "csv", "a.csv", True, True),
+        (f"{TOKEN}.2.csv.aw", 2, "csv", "aw", False, False),
+        (f"{TOKEN}.x.json.a", 1, "json", f"{TOKEN}.x.json.a", False, False),  # no landing name: somebody put it there
+    ],
+)
+def test_the_name_of_a_landing_file_says_the_rest(
+    name: str, first_line: int, kind: Kind, original: str, is_repeated: bool, has_waited: bool
+) -> None:
+    rows = pa.RecordBatch.from_pylist([{"value": b"x", "name": name, "arrival_ms": ARRIVAL_MS}])
+    assert [*transforms.file_texts([rows])] == [
+        FileText(TOKEN, first_line, kind, original, ARRIVAL_MS, b"x", is_repeated, has_waited)
+    ]
+
+
 def test_a_direct_file_gets_a_token_from_its_path_and_time(spark: SparkSession) -> None:
-    names = ("a.json", "a.jsonl.gz", "b.csv", "b.CSV.gz", "a.csv.json")
+    names = ("a.json", "a.jsonl.gz", "b.csv", "b.CSV.gz", "a.csv.json", "a%20=b+%25.json", "a=.1.csv")
     rows = _named_files(spark, *names).transform(transforms.with_direct_columns).collect()
-    assert [(row.kind, row.first_line) for row in rows] == [
-        ("json", 1), ("json", 1), ("csv", 2), ("csv", 2), ("json", 1)
+    files = [*transforms.file_texts([pa.RecordBatch.from_pylist([row.asDict() for row in rows])])]
+    assert [(file.kind, file.first_line, file.name) for file in files] == [
+        ("json", 1, "a.json"), ("json", 1, "a.jsonl.gz"), ("csv", 2, "b.csv"), ("csv", 2, "b.CSV.gz"), ("json", 1, "a.csv.json"),
+        ("json", 1, "a =b+%.json"), ("csv", 2, "a=.1.csv"),
     ]  # fmt: skip
-    assert len({row.file_token for row in rows}) == len(names)
-    assert all(re.fullmatch(r"[0-9A-Za-z_-]{14}", row.file_token) for row in rows)
+    assert not any(file.is_repeated for file in files)
+    assert len({file.token for file in files}) == len(names)
+    assert all(re.fullmatch(r"[0-9A-Za-z_-]{14}", file.token) for file in files)
     again = _named_files(spark, *names).transform(transforms.with_direct_columns).collect()
     assert rows == again
 

@@ -78,7 +78,7 @@ def test_a_file_that_waits_is_read_again_as_soon_as_one_of_its_shards_is_back_an
     assert files.give_back({2}) == 2
     again = sorted(f"{name}=.1w" for name in [*of_one, *of_two])
     assert (waits(world), landing.waiting(world)) == ([], again)
-    assert all(parse_landing_name(name) == parse_landing_name(name[: -len("=.1w")]) for name in again)
+    assert all((landed := parse_landing_name(name)) and landed.has_waited for name in again)
     read(world, 2, [f"{of_one[0]}=.1w"])
     assert files.look() == Waiting(1, [], NOW_MS - 1)
     read(world, 3, [f"{of_two[0]}=.1w"], 2)
@@ -465,8 +465,8 @@ def test_the_rejects_of_a_file_that_is_read_again_are_not_written_again_nor_are_
     settings = WriterSettings(redis, "source", str(tmp_path / "rejects"), 2)
 
     def write(is_repeated: bool) -> Summary:
-        row = dict(zip(FILE_ROW.names, (LINES + b"no json\n", TOKEN, 1, "json", "a.jsonl", 0), strict=False))
-        row |= {"is_repeated": is_repeated, "has_waited": is_repeated}
+        name = f"{TOKEN}.1.json.a+jsonl{'=.1w' if is_repeated else ''}"
+        row = dict(zip(FILE_ROW.names, (LINES + b"no json\n", name, 0), strict=True))
         return PartitionWriter(settings).write([pa.RecordBatch.from_pylist([row])])
 
     assert write(False) == Summary(lines=6, stored=5, rejected=1, first_reject="a.jsonl line 6, not_json")
