@@ -147,8 +147,8 @@ PLANTED = [
         "",
     ),
     Planted("an idempotency key is not looked up", "check_ids", "if waiting[index] or", "if"),
-    Planted("the key of what was delivered is not looked up", "check_ids", "is_remembered(delivered[index])", "false"),
-    Planted("the key of what was cancelled is not looked up", "check_ids", "is_remembered(gone[index])", "false"),
+    Planted("the key of what was delivered is not looked up", "check_ids", "is_remembered(delivered_until)", "false"),
+    Planted("the key of what was cancelled is not looked up", "check_ids", "is_remembered(gone_until)", "false"),
     Planted("a key is known beyond its time", "check_ids", "now_ms < tonumber(forget_ms)", "true"),
     Planted(
         "what is known is stored all the same", "check_ids", "if is_right and #known == 0 then", "if is_right then"

@@ -23,7 +23,7 @@ local function lookup(command, key, first, last)
 end
 
 local function is_remembered(forget_ms)
-  return forget_ms and now_ms < tonumber(forget_ms)
+  return now_ms < tonumber(forget_ms)
 end
 
 local function find_known()
@@ -37,7 +37,8 @@ local function find_known()
     local delivered, gone = lookup('ZMSCORE', ids, first, last), lookup('ZMSCORE', cancelled, first, last)
     for cursor = first, last do
       local index = cursor - first + 1
-      if waiting[index] or is_remembered(delivered[index]) or is_remembered(gone[index]) then
+      local delivered_until, gone_until = delivered[index], gone[index]
+      if waiting[index] or delivered_until and is_remembered(delivered_until) or gone_until and is_remembered(gone_until) then
         known[#known + 1] = cursor - FIRST_NAME
       end
     end
