@@ -32,7 +32,10 @@ def read_landing(spark: SparkSession, landing_dir: str, max_bytes_per_trigger: i
 
     ``max_bytes_per_trigger`` bounds a micro-batch; a single larger file is still taken.
     """
-    files = _read_whole_files(spark, max_bytes_per_trigger, _LANDING_NAMES).load(_literal(landing_dir))
+    reader = _read_whole_files(spark, max_bytes_per_trigger, _LANDING_NAMES)
+    # No folder in it is read, as the names of all begin with a dot. Without this Spark looks, ten times a second, whether names of
+    # folders are columns of a table.
+    files = reader.option("recursiveFileLookup", True).load(_literal(landing_dir))
     return files.transform(with_landing_columns)
 
 
