@@ -22,6 +22,7 @@ log = logging.getLogger(__name__)
 
 STOP_MS = 20_000  # how long a running batch may take at a stop; cut off after that, it is replayed at the next start
 CHECK_MS = 20
+QUERY_LOOK_MS = 1_000  # between two looks whether the query still runs: a call to Java, which an idle job would feel
 LOOKS_PER_KEEP = 6
 # What Spark says of a query until it knows whether there is something.
 _BEFORE_A_LOOK = ("Initializing", "Getting offsets")
@@ -70,12 +71,16 @@ def run_until_stopped(
     Raises:
         PipelineError: the query ended by itself, or its checkpoint can't be kept.
     """
+    next_look_ms = 0.0
     while not stopping():
         source.step(stopping)
         if sweeper is not None:
             sweeper.sweep()
-        if not query.isActive:
-            raise_failure(query)
+        now_ms = clock.monotonic_ms()
+        if now_ms >= next_look_ms:
+            next_look_ms = now_ms + QUERY_LOOK_MS
+            if not query.isActive:
+                raise_failure(query)
         if roller is not None and roller.wants_stop(partial(_is_between_batches, query)):
             stopped_ms = clock.monotonic_ms()
             query.stop()
