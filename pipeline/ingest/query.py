@@ -62,7 +62,7 @@ def open_session(sockets: Path | None = None) -> SparkSession:
 def _write_no_checksums(spark: SparkSession) -> None:
     """Have Hadoop write no ``.crc`` beside each local file, here in the driver.
 
-    For each file that it makes it starts a process, ``chmod``: with these, six a batch for the logs of the checkpoint.
+    For each file that it makes it starts a process, ``chmod``: for the checkpoint's logs six a batch with them, and three without.
     """
     jvm = spark.sparkContext._jvm
     assert jvm is not None
