@@ -39,6 +39,8 @@ def _fill_landing(landing: Path) -> None:
     _put(landing / f"{encode_token(ARRIVAL_MS + 9, 5)}.2.csv.c.csv", b"message,due\nm,1700000000005\n" * 200)
     _put(landing / f"{encode_token(ARRIVAL_MS + 10, 5)}.1.sock.host=3A9999", (b"77\t" + LINE) * 100)
     _put(landing / ".work-of-the-gatekeeper", LINE)
+    for number, folder in enumerate((".stored", ".waiting")):
+        _put(landing / folder / f"{encode_token(ARRIVAL_MS + 11 + number, 5)}.1.json.a", LINE)
     _put(landing / "foreign.jsonl", LINE)
 
 
