@@ -181,7 +181,7 @@ class _World:
             lines.append(f'{{"message":"{text}","due":{due_ms}{id_}}}\n')
         row = {
             "value": "".join(lines).encode(),
-            "name": f"{encode_token(self.now_ms, number)}.1.json.a+jsonl",
+            "path": f"{encode_token(self.now_ms, number)}.1.json.a+jsonl",
             "arrival_ms": self.now_ms - 48 * HOUR_MS,
         }
         return pa.RecordBatch.from_pylist([row])

@@ -26,7 +26,7 @@ from bench.common import (
     spread_of,
 )
 from bench.meter import measure
-from bench.raw import Buffer, fill_buffers, pack_zadds, send_buffers
+from bench.raw import Buffer, fill_buffers, pack_buckets, pack_zadds, send_buffers
 from bench.server import Server, empty_server
 from bench.session import collect_garbage, java_version, parse_ours, schedule_ours, spark_session, store_ours
 from bench.usual import read_requests, store_grouped, store_row_by_row
@@ -37,6 +37,7 @@ from pipeline.store.keys import Keys
 ROWS, ROUNDS = 1_000_000, 5
 QUICK_ROWS, QUICK_ROUNDS = 100_000, 3
 KEYS = Keys(RedisSettings().namespace)
+CEILINGS = {"ceiling": "plain", "ceiling_id": "id", "ceiling_everything": "everything"}
 
 TITLES = {
     "ours": "ours: exactly once, whole path",
@@ -55,7 +56,10 @@ TITLES = {
     "grouped": "usual, a ZADD a bucket of 5,000 rows",
     "parse_usual": "parsing alone: text and from_json",
     "parse_ours": "parsing alone: ours, in Python workers",
-    "ceiling": "server's ceiling: sorted, packed before",
+    "alone": "server alone: sorted, packed before, ZADDs of 500",
+    "ceiling": "server's ceiling: the same, a ZADD a bucket",
+    "ceiling_id": "server's ceiling, each with an id: and an HSET",
+    "ceiling_everything": "server's ceiling, each with everything",
 }
 
 
@@ -99,6 +103,7 @@ def make_subjects(spark: SparkSession, forms: Mapping[str, Workload]) -> list[Su
     rows = forms["plain"].rows
     folders = {form: str(workload.folder) for form, workload in forms.items()}
     buffers: list[Buffer] = list(fill_buffers(pack_zadds(sorted(forms["plain"].members()), KEYS)))
+    whole = {form: list(fill_buffers(pack_buckets(sorted(forms[form].messages()), KEYS))) for form in CEILINGS.values()}
     sample_bucket = bucket_start_ms(ARRIVAL_MS + int(np.median(forms["plain"].delays)) * 1000)
     samples = {form: _members_in(workload, sample_bucket) for form, workload in forms.items()}
 
@@ -122,6 +127,9 @@ def make_subjects(spark: SparkSession, forms: Mapping[str, Workload]) -> list[Su
         folder = forms[form].folder
         return Subject(name, lambda s: store_ours(spark, folder, s.url, WORK / "rejects"), partial(holds_exactly, form))
 
+    def ceiling(name: str, form: str) -> Subject:
+        return Subject(name, lambda s: send_buffers(s.socket, whole[form]), partial(holds_exactly, form))
+
     def usual(name: str, form: str) -> Subject:
         folder = folders[form]
         return Subject(name, lambda s: store_row_by_row(read_requests(spark, folder, form), s.url), holds_all)
@@ -138,7 +146,8 @@ def make_subjects(spark: SparkSession, forms: Mapping[str, Workload]) -> list[Su
         Subject("grouped", lambda s: store_grouped(read_requests(spark, plain, "plain"), s.url), holds_all),
         Subject("parse_usual", lambda _: to_nowhere(read_requests(spark, plain, "plain")), holds_none),
         Subject("parse_ours", lambda _: parse_ours(spark, forms["plain"].folder), holds_none),
-        Subject("ceiling", lambda s: send_buffers(s.socket, buffers), partial(holds_exactly, "plain")),
+        Subject("alone", lambda s: send_buffers(s.socket, buffers), partial(holds_exactly, "plain")),
+        *(ceiling(name, form) for name, form in CEILINGS.items()),
     ]
 
 

@@ -7,6 +7,7 @@ from contextlib import suppress
 from itertools import groupby, islice
 
 from bench.workload import bucket_start_ms
+from pipeline.core.ids import MESSAGE_ID_LENGTH
 from pipeline.store.keys import Keys
 
 PAIRS_PER_COMMAND = 500
@@ -22,10 +23,10 @@ def pack_command(*words: bytes) -> bytes:
     return b"*%d\r\n" % len(words) + b"".join(b"$%d\r\n%b\r\n" % (len(word), word) for word in words)
 
 
-def pack_zadd(key: str, pairs: Iterable[tuple[float, bytes]]) -> Iterator[bytes]:
-    """Yield variadic ZADDs of (score, member) pairs."""
+def pack_zadd(key: str, pairs: Iterable[tuple[float, bytes]], at_once: int | None = None) -> Iterator[bytes]:
+    """Yield variadic ZADDs of (score, member) pairs, so many each."""
     left = iter(pairs)
-    while some := list(islice(left, PAIRS_PER_COMMAND)):
+    while some := list(islice(left, at_once or PAIRS_PER_COMMAND)):
         words = [word for score, member in some for word in (str(score).encode(), member)]
         yield pack_command(b"ZADD", key.encode(), *words)
 
@@ -34,6 +35,19 @@ def pack_zadds(pairs: Sequence[Pair], keys: Keys) -> Iterator[bytes]:
     """Yield variadic ZADDs of (due_ms, member) pairs that are sorted by due_ms, and the index entry of each bucket."""
     for start_ms, members in groupby(pairs, key=lambda pair: bucket_start_ms(pair[0])):
         yield from pack_zadd(keys.bucket(start_ms), members)
+        yield from pack_zadd(keys.buckets(), [(start_ms, b"%d" % start_ms)])
+
+
+def pack_buckets(messages: Iterable[tuple[int, bytes, str]], keys: Keys) -> Iterator[bytes]:
+    """Yield the same of (due_ms, member, idempotency key), by one ZADD for each bucket, and an HSET of places if they have keys."""
+    for start_ms, group in groupby(messages, key=lambda message: bucket_start_ms(message[0])):
+        rows = list(group)
+        if rows[0][2]:
+            words = [
+                word for due, member, key in rows for word in (key.encode(), member[:MESSAGE_ID_LENGTH] + b"%d" % due)
+            ]
+            yield pack_command(b"HSET", keys.places().encode(), *words)
+        yield from pack_zadd(keys.bucket(start_ms), ((due_ms, member) for due_ms, member, _ in rows), len(rows))
         yield from pack_zadd(keys.buckets(), [(start_ms, b"%d" % start_ms)])
 
 

@@ -14,7 +14,15 @@ import redis
 from pipeline.core.clock import SystemClock
 from pipeline.runtime.server import private_server
 
-SETTINGS = ("appendonly", "appendfsync", "save", "maxmemory-policy", "aof-use-rdb-preamble", "io-threads")
+SETTINGS = (
+    "appendonly",
+    "appendfsync",
+    "save",
+    "maxmemory-policy",
+    "aof-use-rdb-preamble",
+    "auto-aof-rewrite-min-size",
+    "io-threads",
+)
 REWRITE_SEC_MAX = 600
 _numbers = itertools.count()
 

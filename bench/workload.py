@@ -108,12 +108,16 @@ class Workload:
 
     def members(self) -> Iterator[tuple[int, bytes]]:
         """Yield (due_ms, member) of every request, in order of arrival: what the pipeline has to store."""
+        return ((due_ms, member) for due_ms, member, _ in self.messages())
+
+    def messages(self) -> Iterator[tuple[int, bytes, str]]:
+        """Yield the same with the idempotency key, which is empty if there is none."""
         first_line = _first_line(self.form)
         for file in self.files:
             for line in range(file.rows):
                 number = file.first + line
                 message = self.form.message_of(number, int(self.delays[number]))
-                yield message.due_ms, message.to_member(message_id(file.token, first_line + line))
+                yield message.due_ms, message.to_member(message_id(file.token, first_line + line)), message.id
 
 
 def bucket_start_ms(due_ms: int) -> int:
