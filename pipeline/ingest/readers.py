@@ -24,15 +24,18 @@ _NO_JARS: Final = re.compile(
 )
 _CLASSES: Final = re.compile(r"[\w.$]+(?:Exception|Error): ")
 REASON_LENGTH_MAX: Final = 200
+_BINARY_FILE: Final = (
+    "path string, modificationTime timestamp, length long, content binary"  # Spark's; a stream must say it
+)
 _DIRECT_NAMES: Final = "*.{json,jsonl,csv,json.gz,jsonl.gz,csv.gz}"
 
 
 def read_landing(spark: SparkSession, landing_dir: str, max_bytes_per_trigger: int) -> DataFrame:
-    """Stream the files of a landing folder: whole, immutable, uniquely named, at most some 8 MiB each.
+    """Stream the files of a landing folder: whole, immutable, uniquely named, at most some 8 MiB each. Spark only finds them.
 
     ``max_bytes_per_trigger`` bounds a micro-batch; a single larger file is still taken.
     """
-    reader = _read_whole_files(spark, max_bytes_per_trigger, _LANDING_NAMES)
+    reader = _read_files(spark, max_bytes_per_trigger, _LANDING_NAMES).format("binaryFile").schema(_BINARY_FILE)
     # No folder in it is read, as the names of all begin with a dot. Without this Spark looks, ten times a second, whether names of
     # folders are columns of a table.
     files = reader.option("recursiveFileLookup", True).load(_literal(landing_dir))
@@ -41,7 +44,7 @@ def read_landing(spark: SparkSession, landing_dir: str, max_bytes_per_trigger: i
 
 def read_landing_once(spark: SparkSession, landing_dir: str) -> DataFrame:
     """Read what is in a landing folder now, as ``read_landing`` would."""
-    files = spark.read.format("text").option("wholetext", True).load(_literal(landing_dir))
+    files = spark.read.format("binaryFile").load(_literal(landing_dir))
     return files.transform(with_landing_columns)
 
 
@@ -54,7 +57,8 @@ def read_direct(spark: SparkSession, url: str, max_bytes_per_trigger: int) -> Da
         ConfigError: Spark can't read it.
     """
     with directory_in_use("input", url):
-        files = _read_whole_files(spark, max_bytes_per_trigger, _DIRECT_NAMES).load(url)
+        reader = _read_files(spark, max_bytes_per_trigger, _DIRECT_NAMES).format("text").option("wholetext", True)
+        files = reader.load(url)
     return files.transform(with_direct_columns)
 
 
@@ -93,11 +97,9 @@ def _literal(path: str) -> str:
     return re.sub(r"([\\\[\]{}*?,])", r"\\\1", path)
 
 
-def _read_whole_files(spark: SparkSession, max_bytes_per_trigger: int, names: str) -> DataStreamReader:
+def _read_files(spark: SparkSession, max_bytes_per_trigger: int, names: str) -> DataStreamReader:
     return (
-        spark.readStream.format("text")
-        .option("wholetext", True)
-        .option("maxFileAge", _FILE_AGE_MAX)
+        spark.readStream.option("maxFileAge", _FILE_AGE_MAX)
         .option("maxBytesPerTrigger", max_bytes_per_trigger)
         .option("pathGlobFilter", names)
         .options(**ALL_OR_FAIL)

@@ -264,7 +264,7 @@ def row_of(number: int) -> pa.RecordBatch:
     """One of the files as Spark hands it to a task; all but the first are segments, cut anywhere."""
     row = {
         "value": FILES[number],
-        "name": f"OZ0aaaabbbbb{number:02d}.{1 + 3 * number}.json.a+jsonl",
+        "path": f"OZ0aaaabbbbb{number:02d}.{1 + 3 * number}.json.a+jsonl",
         "arrival_ms": ARRIVAL_MS,
     }
     return pa.RecordBatch.from_pylist([row], schema=to_arrow_schema(FILE_ROW))

@@ -73,7 +73,7 @@ class ColdWorld:
             self._files += 1
             rows.append(
                 {
-                    "name": f"{token or self.token(self._files)}.1.json.a+jsonl",
+                    "path": f"{token or self.token(self._files)}.1.json.a+jsonl",
                     "arrival_ms": self.now_ms,
                     "value": "".join(f"{json.dumps(each)}\n" for each in lines).encode(),
                 }

@@ -64,7 +64,7 @@ def write(writing: WriterSettings, files: dict[int, Sequence[str]]) -> Summary:
     """Write files as one partition; their number says which came first."""
     rows = [
         {
-            "name": f"{token_of(number)}.1.json.{number}+jsonl",
+            "path": f"{token_of(number)}.1.json.{number}+jsonl",
             "arrival_ms": ARRIVAL_MS,
             "value": "".join(f"{each}\n" for each in lines).encode(),
         }

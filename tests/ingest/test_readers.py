@@ -97,7 +97,8 @@ def test_a_landing_folder_is_read_whatever_its_name(spark: SparkSession, tmp_pat
     _put(tmp_path / folder / name, LINE)
     files = read_landing(spark, str(tmp_path / folder), 64_000_000)
     (row,) = _run(files, tmp_path / "checkpoint")
-    assert (bytes(row.value), row.arrival_ms, row.name) == (LINE, ARRIVAL_MS, name)
+    (file,) = _files([row])
+    assert (file.content, file.arrival_ms, file.token, file.name) == (LINE, ARRIVAL_MS, name[:14], "a.jsonl")
 
 
 def test_a_replay_with_other_cores_and_splits_gives_the_same_rows(spark: SparkSession, tmp_path: Path) -> None:

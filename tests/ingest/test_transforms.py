@@ -3,7 +3,9 @@
 import json
 import math
 import re
+import socket
 from decimal import Decimal
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -13,6 +15,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from pipeline.core.buckets import bucket_start_ms
+from pipeline.core.errors import PipelineError
 from pipeline.core.messages import Message, Reason, Replacement
 from pipeline.core.validation import Kind
 from pipeline.ingest import transforms
@@ -31,11 +34,29 @@ def _named_files(spark: SparkSession, *names: str) -> DataFrame:
     return rows.select(F.lit("x").alias("value"), metadata.alias("_metadata"))
 
 
-def test_a_landing_file_is_a_row_of_content_name_and_arrival(spark: SparkSession) -> None:
-    names = f"{TOKEN}.7.csv.a=20b+=C3=A9+csv", f"{TOKEN}.2.csv.a+csv=.3w"
-    wanted = [(bytearray(b"x"), name, ARRIVAL_MS) for name in names]
-    found = _named_files(spark, *names).transform(transforms.with_landing_columns)
+def test_a_landing_file_is_a_row_of_its_path_and_arrival(spark: SparkSession) -> None:
+    paths = [f"file:/some where/{TOKEN}.7.csv.a=20b+=C3=A9+csv", f"file:/{TOKEN}.2.csv.a+csv=.3w"]
+    rows = spark.createDataFrame([(path,) for path in paths], "path string")
+    files = rows.withColumn("modificationTime", F.timestamp_millis(F.lit(ARRIVAL_MS)))
+    wanted = [(None, path, ARRIVAL_MS) for path in paths]
+    found = files.transform(transforms.with_landing_columns)
     assert_df_equality(found, spark.createDataFrame(wanted, FILE_ROW), ignore_nullable=True)
+
+
+def _texts(row: dict[str, object]) -> list[FileText]:
+    return [*transforms.file_texts([pa.RecordBatch.from_pylist([row])])]
+
+
+def test_a_worker_reads_the_file_that_is_not_in_its_row(tmp_path: Path) -> None:
+    path = tmp_path / "ü 100% [a]+b" / f"{TOKEN}.1.json.a+jsonl"
+    row = {"value": None, "path": f"file:{path}", "arrival_ms": ARRIVAL_MS}
+    with pytest.raises(
+        PipelineError, match=rf"^{socket.gethostname()} can't read a landing file \(.*{TOKEN}.*nothing was"
+    ):
+        _texts(row)
+    path.parent.mkdir()
+    path.write_bytes(b"x\n\xff")
+    assert _texts(row) == [FileText(TOKEN, 1, "json", "a.jsonl", ARRIVAL_MS, b"x\n\xff")]
 
 
 @pytest.mark.parametrize(
@@ -51,10 +72,8 @@ def test_a_landing_file_is_a_row_of_content_name_and_arrival(spark: SparkSession
 def test_the_name_of_a_landing_file_says_the_rest(
     name: str, first_line: int, kind: Kind, original: str, is_repeated: bool, has_waited: bool
 ) -> None:
-    rows = pa.RecordBatch.from_pylist([{"value": b"x", "name": name, "arrival_ms": ARRIVAL_MS}])
-    assert [*transforms.file_texts([rows])] == [
-        FileText(TOKEN, first_line, kind, original, ARRIVAL_MS, b"x", is_repeated, has_waited)
-    ]
+    found = FileText(TOKEN, first_line, kind, original, ARRIVAL_MS, b"x", is_repeated, has_waited)
+    assert _texts({"value": b"x", "path": name, "arrival_ms": ARRIVAL_MS}) == [found]
 
 
 def test_a_direct_file_gets_a_token_from_its_path_and_time(spark: SparkSession) -> None:
