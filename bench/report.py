@@ -30,4 +30,6 @@ def _table(name: str) -> str:
     if result is None:
         return f"Not measured yet: `bench/run.sh {name}`, then `bench/run.sh report`."
     text = str(importlib.import_module(f"bench.{name}").tables(result))
-    return "\n".join(line if line.startswith("|") else fill(line, WIDTH) for line in text.splitlines())
+    return "\n".join(
+        line if line.startswith("|") else fill(line, WIDTH, break_on_hyphens=False) for line in text.splitlines()
+    )
