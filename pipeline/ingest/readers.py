@@ -24,9 +24,8 @@ _NO_JARS: Final = re.compile(
 )
 _CLASSES: Final = re.compile(r"[\w.$]+(?:Exception|Error): ")
 REASON_LENGTH_MAX: Final = 200
-_BINARY_FILE: Final = (
-    "path string, modificationTime timestamp, length long, content binary"  # Spark's; a stream must say it
-)
+# The columns of Spark's binaryFile, which a stream has to name.
+_BINARY_FILE: Final = "path string, modificationTime timestamp, length long, content binary"
 _DIRECT_NAMES: Final = "*.{json,jsonl,csv,json.gz,jsonl.gz,csv.gz}"
 
 

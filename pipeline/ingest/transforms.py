@@ -84,13 +84,17 @@ def _read_file(path: str) -> bytes:
     try:
         return Path(path.removeprefix("file:")).read_bytes()
     except OSError as exc:
-        raise PipelineError(f"{socket.gethostname()} can't read a landing file ({exc}); nothing was deleted.") from exc
+        raise PipelineError(
+            f"{socket.gethostname()} can't read a landing file ({exc}): let the user of its executor read that folder and start "
+            "the job again; nothing of this batch was deleted."
+        ) from exc
 
 
 def with_landing_columns(files: DataFrame) -> DataFrame:
     """Make file rows of a ``binaryFile`` source that finds landing files; the workers read what is in them.
 
-    Through Java a file of 8 MiB takes some 60 ms longer. Each column costs the planning of a micro-batch a millisecond.
+    That is faster than through Java (docs/adr/0008-parsing-in-python.md). Each column costs the planning of a micro-batch a
+    millisecond.
     """
     return files.select(
         F.lit(None).cast("binary").alias("value"), "path", F.unix_millis("modificationTime").alias("arrival_ms")

@@ -51,7 +51,7 @@ def test_a_worker_reads_the_file_that_is_not_in_its_row(tmp_path: Path) -> None:
     path = tmp_path / "ü 100% [a]+b" / f"{TOKEN}.1.json.a+jsonl"
     row = {"value": None, "path": f"file:{path}", "arrival_ms": ARRIVAL_MS}
     with pytest.raises(
-        PipelineError, match=rf"^{socket.gethostname()} can't read a landing file \(.*{TOKEN}.*nothing was"
+        PipelineError, match=rf"^{socket.gethostname()} can't read a landing file \(.*{TOKEN}.*\): let the user"
     ):
         _texts(row)
     path.parent.mkdir()
