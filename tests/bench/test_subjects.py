@@ -6,15 +6,18 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+import redis
 
 from bench import client
 from bench.common import ROOT, result_path
 from bench.ingest import TITLES
-from bench.raw import fill_buffers, pack_command, pack_zadds, pack_zrems, send_buffers
+from bench.raw import fill_buffers, pack_buckets, pack_command, pack_zadds, pack_zrems, send_buffers
 from bench.server import empty_server
 from bench.workload import ARRIVAL_MS, bucket_start_ms, message_text, write_workload
+from pipeline.core.ids import MESSAGE_ID_LENGTH
 from pipeline.core.messages import Message
 from pipeline.landing.names import parse_landing_name
+from pipeline.store.by_id import MessagesById
 from pipeline.store.keys import Keys
 
 KEYS = Keys("bench-test")
@@ -69,6 +72,19 @@ def test_packed_commands_store_exactly_the_pairs_and_take_them_out_again(
         assert server.messages() == 0
         assert server.facts()["settings"]["appendfsync"] == "always"
     assert [path.name for path in tmp_path.iterdir()] == ["landing"]
+
+
+def test_whole_buckets_are_packed_with_the_places_of_their_ids(tmp_path: Path) -> None:
+    messages = sorted(write_workload(tmp_path / "landing", 3000, form="id").messages())
+    with empty_server(tmp_path) as server:
+        sent = send_buffers(server.socket, fill_buffers(pack_buckets(messages, KEYS)))
+        assert sent == 3 * len({bucket_start_ms(due_ms) for due_ms, _, _ in messages})
+        assert server.messages() == 3000
+        due_ms, member, key = messages[1234]
+        with redis.Redis.from_url(server.url) as client:  # the bench's own one decodes replies
+            found = MessagesById(client, [KEYS], id_retention_ms=1_000).get(key).message
+        assert found
+        assert (found.due_ms, found.message_id) == (due_ms, member[:MESSAGE_ID_LENGTH].decode())
 
 
 def test_a_refused_command_is_no_sample(tmp_path: Path) -> None:

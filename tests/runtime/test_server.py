@@ -93,9 +93,12 @@ def test_what_was_stored_is_there_again_at_the_next_start(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("appendonly", "yes"), ("appendfsync", "always"), ("maxmemory-policy", "noeviction"), ("port", "0")],
-)
-def test_the_server_keeps_the_guarantee(tmp_path: Path, name: str, value: str) -> None:
+    [
+        ("appendonly", "yes"), ("appendfsync", "always"), ("maxmemory-policy", "noeviction"), ("port", "0"),
+        ("auto-aof-rewrite-min-size", "268435456"),
+    ],
+)  # fmt: skip
+def test_the_server_keeps_the_guarantee_and_claims_short(tmp_path: Path, name: str, value: str) -> None:
     with private_server(tmp_path) as url:
         assert call_server(get_socket(url), f"CONFIG GET {name}".encode()).split(b"\r\n")[-2] == value.encode()
 
