@@ -214,18 +214,27 @@ MUTANTS = (
 
 def plant(mutant: Mutant, monkeypatch: pytest.MonkeyPatch) -> None:
     for target, replacements in mutant.changes.items():
+        source = faulty_text(target, replacements)
         if isinstance(target, str):
-            source = replaced(READ_SCRIPT(target), replacements)
             monkeypatch.setattr(
                 scripts, "read_script", lambda name, t=target, s=source: s if name == t else READ_SCRIPT(name)
             )
         else:
             owner, name = target
-            found = getattr(owner, name)
-            function = found.fget if isinstance(found, property) else inspect.unwrap(found)
             made: dict[str, Any] = {}
-            exec(replaced(textwrap.dedent(inspect.getsource(function)), replacements), function.__globals__, made)
+            exec(source, function_at(target).__globals__, made)
             monkeypatch.setattr(owner, name, made[name])
+
+
+def faulty_text(target: Target, replacements: tuple[tuple[str, str], ...]) -> str:
+    """Return the source of a script or a function with its changes."""
+    source = READ_SCRIPT(target) if isinstance(target, str) else inspect.getsource(function_at(target))
+    return replaced(source if isinstance(target, str) else textwrap.dedent(source), replacements)
+
+
+def function_at(target: tuple[Any, str]) -> Any:
+    found = getattr(*target)
+    return found.fget if isinstance(found, property) else inspect.unwrap(found)
 
 
 def replaced(source: str, replacements: tuple[tuple[str, str], ...]) -> str:
