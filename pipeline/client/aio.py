@@ -5,22 +5,20 @@ from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from itertools import islice
+from itertools import islice, zip_longest
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final, ParamSpec, Self, TypeVar
+from typing import Final, ParamSpec, Self, TypeVar
 
+from pipeline.client.aio_consumer import AsyncConsumer
 from pipeline.client.commit import BYTES_MAX, MESSAGES_MAX, Stored
 from pipeline.client.requests import Delay, Due, Receipt, Request
 from pipeline.client.sync import PATIENCE_SEC, Duetime
-from pipeline.consume.consumer import Consumer
 from pipeline.consume.opening import stop_on_signals
-from pipeline.consume.retries import Outcome
 from pipeline.core.errors import StoreError, StoreUnavailable
 from pipeline.core.messages import DEFAULT_TOPIC, Change, Message
 from pipeline.core.stop import Stop
 from pipeline.store.base import Changed, Found, Scheduled
-from pipeline.store.entries import Entry
 from pipeline.store.listing import PAGE, ScheduledMessage
 
 THREADS: Final = 8  # for calls other than schedule, which needs one
@@ -55,6 +53,7 @@ class AsyncDuetime:
         self._threads = ThreadPoolExecutor(THREADS, "duetime")
         self._queue: deque[tuple[Message, asyncio.Future[Stored]]] = deque()
         self._committing: asyncio.Task[None] | None = None
+        self._is_closed = False
         self._duetime: Duetime
 
     @classmethod
@@ -65,17 +64,20 @@ class AsyncDuetime:
         return made
 
     async def __aenter__(self) -> Self:
-        self._duetime = await self._call(self._new)
+        self._duetime = await self._in_thread(self._new)
         return self
 
     async def __aexit__(self, *error: type[BaseException] | BaseException | TracebackType | None) -> None:
         await self.close()
 
     async def close(self) -> None:
-        """Close the connections, when what is under way is stored."""
+        """Close the connections, when what is under way is stored. Every call after it raises ``RuntimeError``."""
+        if self._is_closed:
+            return
+        self._is_closed = True
         if self._committing:
             await self._committing
-        await self._call(self._duetime.close)
+        await self._in_thread(self._duetime.close)
         self._threads.shutdown(wait=False)
 
     async def schedule(
@@ -94,6 +96,7 @@ class AsyncDuetime:
 
     async def store(self, message: Message) -> Receipt:
         """Store a message that is checked already, together with those that others store at once."""
+        self._check_open()
         done: asyncio.Future[Stored] = asyncio.get_running_loop().create_future()
         self._queue.append((message, done))
         self.waiting_messages += 1
@@ -103,7 +106,7 @@ class AsyncDuetime:
         stored = await done
         # Only a duplicate has to be looked up.
         return (
-            await self._call(self._duetime.receipt_of, stored)
+            await self._in_thread(self._duetime.receipt_of, stored)
             if stored.is_duplicate
             else self._duetime.receipt_of(stored)
         )
@@ -111,20 +114,31 @@ class AsyncDuetime:
     async def _commit(self) -> None:
         try:
             while self._queue:
-                taken = self._take_waiting()
-                messages = [message for message, _ in taken]
-                results = await self._call(self.try_all, messages)
-                self.waiting_messages -= len(messages)
-                self.waiting_characters -= sum(len(message.body) for message in messages)
-                for (_, done), result in zip(taken, results, strict=True):
-                    if done.done():
-                        continue  # its caller was cancelled
-                    if isinstance(result, StoreError):
-                        done.set_exception(result)
-                    else:
-                        done.set_result(result)
+                await self._commit_some()
         finally:
             self._committing = None
+
+    async def _commit_some(self) -> None:
+        """Store what goes in one transaction; whoever waits for it gets a result, whatever happens."""
+        taken = self._take_waiting()
+        messages = [message for message, _ in taken]
+        results: Sequence[Stored | Exception] = []
+        try:
+            results = await self._in_thread(self.try_all, messages)
+        except Exception as exc:
+            results = [exc] * len(taken)
+        finally:
+            self.waiting_messages -= len(messages)
+            self.waiting_characters -= sum(len(message.body) for message in messages)
+            for (_, done), result in zip_longest(taken, results):
+                if done.done():
+                    continue  # its caller was cancelled
+                if result is None:  # this task was cancelled
+                    done.cancel()
+                elif isinstance(result, Exception):
+                    done.set_exception(result)
+                else:
+                    done.set_result(result)
 
     def _take_waiting(self) -> list[tuple[Message, asyncio.Future[Stored]]]:
         """Take as many as go in one transaction."""
@@ -191,7 +205,7 @@ class AsyncDuetime:
 
     def consume(
         self, topic: str, group: str, *, consumer: str = "", start: str = "new", ordered: bool | None = None
-    ) -> "AsyncConsumer":
+    ) -> AsyncConsumer:
         """Return a consumer of a topic, to be used by ``async with``; see ``Duetime.consume``."""
         stop = Stop()
         return AsyncConsumer(partial(self._duetime.join, topic, group, consumer, start, ordered, stop), stop)
@@ -229,68 +243,17 @@ class AsyncDuetime:
                 stop.requested = True
                 await work
 
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise RuntimeError("This AsyncDuetime is closed: open another one.")
+
     async def _call(self, function: Callable[P, T], *args: P.args, **options: P.kwargs) -> T:
+        self._check_open()
+        return await self._in_thread(function, *args, **options)
+
+    async def _in_thread(self, function: Callable[P, T], *args: P.args, **options: P.kwargs) -> T:
         call = partial(function, *args, **options)
         return await asyncio.get_running_loop().run_in_executor(self._threads, call)
-
-
-class AsyncConsumer:
-    """A ``Consumer`` for an asyncio program; made by ``AsyncDuetime.consume``.
-
-        async with duetime.consume("mail", "billing") as consumer:
-            async for message in consumer:
-                await consumer.ack(message)
-
-    Args:
-        join: makes the consumer.
-
-        stop: ends its waiting.
-    """
-
-    def __init__(self, join: Callable[[], Consumer], stop: Stop) -> None:
-        self._join = join
-        self._stop = stop
-        self._thread = ThreadPoolExecutor(1, "duetime-consumer")  # a consumer belongs to one thread
-        self._next: asyncio.Future[Entry | None] | None = None
-        self._consumer: Consumer
-        self._entries: Iterator[Entry]
-
-    async def __aenter__(self) -> Self:
-        self._consumer = await self._call(self._join)
-        self._entries = iter(self._consumer)
-        return self
-
-    async def __aexit__(self, *error: type[BaseException] | BaseException | TracebackType | None) -> None:
-        self._stop.requested = True
-        await self._call(self._consumer.close)
-        self._thread.shutdown(wait=False)
-
-    def __aiter__(self) -> Self:
-        return self
-
-    async def __anext__(self) -> Entry:
-        # A wait that was cancelled goes on in its thread: the message that it finds is the next one.
-        self._next = self._next or asyncio.ensure_future(self._call(next, self._entries, None))
-        entry = await asyncio.shield(self._next)
-        self._next = None
-        if entry is None:
-            raise StopAsyncIteration
-        return entry
-
-    async def ack(self, *entries: Entry) -> bool:
-        """Say that messages are handled; see ``Consumer.ack``."""
-        return await self._call(self._consumer.ack, *entries)
-
-    async def nack(self, entry: Entry, detail: str = "") -> Outcome:
-        """Say that a message could not be handled; see ``Consumer.nack``."""
-        return await self._call(self._consumer.nack, entry, detail)
-
-    async def extend(self, *entries: Entry) -> bool:
-        """Have another lease for messages; see ``Consumer.extend``."""
-        return await self._call(self._consumer.extend, *entries)
-
-    async def _call(self, function: Callable[..., T], *args: Any) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._thread, function, *args)
 
 
 def _take(messages: Iterator[ScheduledMessage]) -> list[ScheduledMessage]:

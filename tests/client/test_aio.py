@@ -2,6 +2,7 @@
 
 import asyncio
 import inspect
+import threading
 from collections.abc import Awaitable, Callable, Iterator
 from datetime import timedelta
 from typing import TypeVar
@@ -9,9 +10,10 @@ from typing import TypeVar
 import pytest
 
 from pipeline.client import AsyncDuetime, Duetime, Request, RequestRefused, State, StoreUnavailable
-from pipeline.client.aio import AsyncConsumer
-from pipeline.client.commit import SOURCE_ID
+from pipeline.client.aio_consumer import AsyncConsumer
+from pipeline.client.commit import SOURCE_ID, Stored
 from pipeline.consume.consumer import Consumer
+from pipeline.core.errors import StoreError
 from pipeline.core.messages import Message
 from tests.client.builders import KEYS, deliver_due
 from tests.servers import RealServer
@@ -105,6 +107,60 @@ def test_an_error_reaches_every_caller_and_the_next_call_works(server: RealServe
             await call(duetime)
 
     asyncio.run(main())
+
+
+def test_an_error_before_anything_is_tried_reaches_every_caller_and_the_next_call_works(
+    server: RealServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def call(duetime: AsyncDuetime) -> None:
+        with monkeypatch.context() as patch:
+            patch.setattr(duetime, "try_all", None)  # as if the thread could not be started
+            calls = (duetime.schedule(f"{n}", delay=HOUR) for n in range(3))
+            errors = await asyncio.gather(*calls, return_exceptions=True)
+        assert [type(error) for error in errors] == [TypeError] * 3
+        assert (duetime.waiting_messages, duetime.waiting_characters) == (0, 0)
+        assert (await duetime.schedule("then", delay=HOUR)).state is State.SCHEDULED
+
+    use(server, call)
+
+
+def test_a_client_that_is_closed_says_so_at_once_and_may_be_closed_again(server: RealServer) -> None:
+    async def main() -> None:
+        duetime = await AsyncDuetime(server.url).__aenter__()
+        late = asyncio.create_task(duetime.schedule("on its way", delay=HOUR, id="way"))
+        while not duetime.waiting_messages:
+            await asyncio.to_thread(str)
+        await duetime.close()
+        await duetime.close()
+        assert (await late).state is State.SCHEDULED
+        for call in (duetime.schedule("tea", delay=1), duetime.get("tea"), duetime.cancel("tea")):
+            with pytest.raises(RuntimeError, match="This AsyncDuetime is closed: open another one"):
+                await asyncio.wait_for(call, 30)
+
+    asyncio.run(main())
+
+
+def test_when_storing_is_cancelled_so_is_every_call_that_waits_for_it(
+    server: RealServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def call(duetime: AsyncDuetime) -> None:
+        begun, over = threading.Event(), threading.Event()
+
+        def try_all(messages: list[Message]) -> list[Stored | StoreError]:
+            begun.set()
+            over.wait(20)
+            return []
+
+        monkeypatch.setattr(duetime, "try_all", try_all)
+        late = asyncio.create_task(duetime.schedule("tea", delay=HOUR))
+        await asyncio.to_thread(begun.wait, 20)
+        assert duetime._committing
+        duetime._committing.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asyncio.wait_for(late, 20)
+        over.set()
+
+    use(server, call)
 
 
 @pytest.fixture
