@@ -6,7 +6,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
+import tests.examples
 from pipeline.core.messages import Reason
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -208,6 +210,26 @@ def test_tests_wait_for_something_and_never_sleep() -> None:
         if re.search(r"\bsleep\(", path.read_text()) and path != Path(__file__)
     ]
     assert sleepers == []
+
+
+def test_property_tests_have_no_deadline() -> None:
+    profiles = ("default", tests.examples.IN_CI, tests.examples.EVERYDAY, tests.examples.NIGHTLY)
+    assert {name: settings.get_profile(name).deadline for name in profiles} == dict.fromkeys(profiles)
+    with_one = [
+        f"{path.relative_to(ROOT)}:{node.lineno}"
+        for path in (ROOT / "tests").rglob("*.py")
+        if path != Path(tests.examples.__file__)
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Call) and any(argument.arg == "deadline" for argument in node.keywords)
+    ]
+    assert with_one == [], "tests/examples.py says for all that there is none"
+
+
+def test_only_the_examples_of_ci_are_the_same_each_time() -> None:
+    derandomized = {
+        name: settings.get_profile(name).derandomize for name in (tests.examples.IN_CI, tests.examples.NIGHTLY)
+    }
+    assert derandomized == {tests.examples.IN_CI: True, tests.examples.NIGHTLY: False}
 
 
 def test_job_names_hide_no_module_of_the_standard_library() -> None:

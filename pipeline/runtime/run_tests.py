@@ -13,8 +13,9 @@ from pipeline.core.errors import ConfigError
 from pipeline.runtime.class_archive import ARCHIVE, make_archive
 from pipeline.runtime.submit import ROOT, spark_environ
 
-# Of the examples of property tests a quarter (tests/examples.py).
+# Of the examples of property tests a quarter; with all tests others than the time before (tests/examples.py).
 EVERYDAY = ("-m", "not process and not planted and not slow and not nightly", "--hypothesis-profile", "everyday")
+ALL = ("-m", "", "--hypothesis-profile", "nightly")
 # Three workers for two cores: one mostly waits for a lease, a minute of real time or a broker. Tests of one group, such as those
 # that share a Spark session, stay in one of them.
 DEFAULTS = ("-n", "3", "--dist", "loadgroup", "--timeout", "300")
@@ -24,7 +25,7 @@ def pytest_arguments(given: Sequence[str]) -> list[str]:
     """Return the arguments of pytest for those of ``tests/run.sh``; what is given beats the defaults, as the later counts."""
     rest = [argument for argument in given if argument != "--all"]
     if len(rest) < len(given):
-        return [*DEFAULTS, "-m", "", *rest]
+        return [*DEFAULTS, *ALL, *rest]
     selects = any(argument.startswith(("-m", "-k", "--last-failed", "--lf")) for argument in rest)
     names = any(Path(argument.partition("::")[0]).exists() for argument in rest)
     return [*DEFAULTS, *([] if selects or names else EVERYDAY), *rest]

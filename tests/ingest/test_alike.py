@@ -175,7 +175,7 @@ def _alike(draw: st.DrawFn) -> list[bytes]:
     return lines
 
 
-@settings(max_examples=scaled(400), deadline=None)
+@settings(max_examples=scaled(400))
 @given(_alike())
 def test_what_is_taken_of_lines_that_are_alike_is_what_the_reference_takes(sent: list[bytes]) -> None:
     assert_right(taken(sent), sent)
@@ -186,7 +186,7 @@ _SPECIAL = st.sampled_from(
 )
 
 
-@settings(max_examples=scaled(400), deadline=None)
+@settings(max_examples=scaled(400))
 @given(
     st.sampled_from([*USUAL_FORMS.values()]),
     st.lists(st.tuples(st.integers(0, 150), st.integers(0, 2), _SPECIAL), max_size=6),
@@ -213,7 +213,7 @@ _RAW_CELLS = st.one_of(
 )
 
 
-@settings(max_examples=scaled(400), deadline=None)
+@settings(max_examples=scaled(400))
 @given(
     st.lists(
         st.sampled_from(["message", "delay_sec", "due", "id", "topic", "headers", "countdown", "cancel"]),
@@ -279,7 +279,7 @@ def test_nothing_but_the_right_parts_make_a_line_that_is_taken(arrival_ms: int) 
     assert_right(found, lines, "json", "", arrival_ms)
 
 
-@settings(max_examples=scaled(500), deadline=None)
+@settings(max_examples=scaled(500))
 @given(st.lists(_TIMES, min_size=1, max_size=8))
 def test_times_are_read_as_the_reference_reads_them(sent: list[str]) -> None:
     text = "".join(sent).encode()
@@ -290,7 +290,7 @@ def test_times_are_read_as_the_reference_reads_them(sent: list[str]) -> None:
             assert ms == due_ms_of_text(time), time
 
 
-@settings(max_examples=scaled(400), deadline=None)
+@settings(max_examples=scaled(400))
 @given(
     st.datetimes(datetime(1971, 1, 1)),  # noqa: DTZ001
     st.sampled_from(["seconds", "milliseconds", "microseconds"]),

@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 import redis
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline.config import RedisSettings
@@ -26,7 +26,7 @@ from pipeline.store.base import Changed, Scheduled, Transaction
 from pipeline.store.connection import connect
 from pipeline.store.keys import keys_of
 from pipeline.store.shards import shard_of
-from tests.examples import scaled
+from tests.examples import SHARING_FIXTURES, scaled
 from tests.ingest.files import ARRIVAL_MS, parsed
 from tests.servers import RealServer
 
@@ -154,7 +154,7 @@ def rows_of_files(draw: st.DrawFn) -> dict[int, list[Row]]:
     return files
 
 
-@settings(max_examples=scaled(150), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=scaled(150), suppress_health_check=SHARING_FIXTURES)
 @given(
     files=rows_of_files(),
     shards=st.sampled_from([1, 3]),

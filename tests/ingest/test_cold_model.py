@@ -197,7 +197,6 @@ def test_cold_messages_are_what_a_dictionary_says(server: RealServer, shards: in
         settings=settings(
             max_examples=scaled(60),
             stateful_step_count=20,
-            deadline=None,
             suppress_health_check=list(HealthCheck),
         ),
     )

@@ -189,7 +189,7 @@ _LINE_CASES = st.one_of(
 )
 
 
-@settings(max_examples=scaled(1_000), deadline=None)
+@settings(max_examples=scaled(1_000))
 @given(_LINE_CASES)
 @example(("json", "", b'{"message":"\\u0022","due":1700000000005,"due":1700000000006}'))
 def test_parsing_agrees_with_the_reference_on_lines_that_nobody_thought_of(case: tuple[Kind, str, bytes]) -> None:
@@ -199,7 +199,7 @@ def test_parsing_agrees_with_the_reference_on_lines_that_nobody_thought_of(case:
     assert_is(parse_line(line, kind, ARRIVAL_MS, header), expected, line)
 
 
-@settings(max_examples=scaled(1_000), deadline=None)
+@settings(max_examples=scaled(1_000))
 @given(_WHOLE_LINES.map(_as_bytes))
 def test_the_fast_form_takes_only_what_the_reference_takes(line: bytes) -> None:
     found = fast_request(line, ARRIVAL_MS)
@@ -226,7 +226,7 @@ _NEARLY_PLAIN_LINES = st.tuples(
 ).map(_mutated)
 
 
-@settings(max_examples=scaled(1_000), deadline=None)
+@settings(max_examples=scaled(1_000))
 @given(st.lists(st.one_of(_PLAIN_LINES.map(str.encode), _NEARLY_PLAIN_LINES, _LINES), max_size=20), st.booleans())
 def test_lines_that_are_read_at_once_are_read_as_the_reference_reads_them(sent: list[bytes], has_returns: bool) -> None:
     lines = Lines.of(b"".join(line + (b"\r\n" if has_returns else b"\n") for line in sent))
@@ -274,7 +274,6 @@ def test_nothing_but_the_right_parts_make_a_plain_line(arrival_ms: int) -> None:
         assert judged == Message(due_ms, text.decode()), cut[index][:200]
 
 
-@settings(deadline=None)
 @given(st.lists(_PLAIN_LINES.map(str.encode), min_size=1, max_size=20), st.sampled_from([b"\n", b"\r\n"]))
 def test_all_plain_lines_are_read_at_once_whatever_stands_between_them(sent: list[bytes], end: bytes) -> None:
     others = [b"", b"x", b'{"message":"a\\"b","due":1700000000005}', b'""""""']

@@ -11,7 +11,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline.config import RedisSettings
@@ -28,7 +28,7 @@ from pipeline.ingest.summary import Summary
 from pipeline.kafka.cluster import Partition
 from pipeline.store.base import Changed, Scheduled, Transaction
 from pipeline.store.shards import shard_of
-from tests.examples import scaled
+from tests.examples import SHARING_FIXTURES, scaled
 from tests.kafka.intake import SENT_MS, line
 
 PARTITION = Partition("t", "0123456789abcdef0123456789abcdef", 0)
@@ -203,7 +203,7 @@ def logs(draw: st.DrawFn) -> Records:
     return records
 
 
-@settings(max_examples=scaled(200), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=scaled(200), suppress_health_check=SHARING_FIXTURES)
 @given(logs(), st.lists(writers(), max_size=5), st.sampled_from([1, 1, 2]))
 def test_each_record_is_stored_once_whoever_dies_comes_between_or_finds_a_shard_away(
     tmp_path: Path, records: Records, came: list[Writer], count: int
@@ -263,7 +263,7 @@ def test_a_partition_that_is_not_begun_in_a_shard_waits_for_it(tmp_path: Path, m
     assert [shard.marker for shard in shards] == ["10", "10"]
 
 
-@settings(max_examples=scaled(100), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=scaled(100), suppress_health_check=SHARING_FIXTURES)
 @given(logs(), st.lists(writers(), min_size=1, max_size=5))
 def test_the_markers_of_any_shards_tell_whether_all_of_them_have_one(
     tmp_path: Path, records: Records, came: list[Writer]

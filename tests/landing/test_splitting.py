@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline.core.errors import SourceError
 from pipeline.landing.lines import LineBlocks
 from pipeline.landing.names import Token, parse_token
-from tests.examples import scaled
+from tests.examples import SHARING_FIXTURES, scaled
 from tests.landing.conftest import NOW_MS, Folders, mtime_ms, step_until_idle
 
 NUMBERED = b"".join(b"line %d\n" % number for number in range(1, 41))
@@ -274,7 +274,7 @@ def test_a_small_file_does_not_wait_for_a_large_one(folders: Folders) -> None:
 line_lists = st.lists(st.binary(max_size=60).map(lambda line: line.replace(b"\n", b" ")), max_size=30)
 
 
-@settings(deadline=None, max_examples=scaled(120), suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=scaled(120), suppress_health_check=SHARING_FIXTURES)
 @given(line_lists, st.booleans(), st.integers(1, 120), st.sampled_from(["a.json", "a.json.gz", "a.csv"]))
 def test_segments_of_any_size_reassemble_to_the_file(
     make_folders: Callable[[str], Folders], lines: list[bytes], ended: bool, segment_bytes: int, name: str
@@ -301,7 +301,6 @@ def test_segments_of_any_size_reassemble_to_the_file(
     assert found == (list(enumerate(rows[1:], 2)) if name == "a.csv" else list(enumerate(rows, 1)))
 
 
-@settings(deadline=None)
 @given(st.lists(st.integers(0, 40), max_size=20), st.integers(2, 30), st.booleans())
 def test_line_blocks_cut_only_lines_that_are_too_long(lengths: list[int], line_bytes_max: int, ended: bool) -> None:
     data = b"\n".join(b"x" * length for length in lengths) + b"\n" * ended

@@ -2,7 +2,7 @@
 
 import pytest
 
-from pipeline.runtime.run_tests import DEFAULTS, EVERYDAY, pytest_arguments
+from pipeline.runtime.run_tests import ALL, DEFAULTS, EVERYDAY, pytest_arguments
 
 
 @pytest.mark.parametrize(
@@ -10,8 +10,8 @@ from pipeline.runtime.run_tests import DEFAULTS, EVERYDAY, pytest_arguments
     [
         ([], [*EVERYDAY]),
         (["-x", "--maxfail=3"], [*EVERYDAY, "-x", "--maxfail=3"]),
-        (["--all"], ["-m", ""]),
-        (["--all", "-n", "0"], ["-m", "", "-n", "0"]),
+        (["--all"], [*ALL]),
+        (["--all", "-n", "0"], [*ALL, "-n", "0"]),
         (["tests/store"], ["tests/store"]),
         ([f"{__file__}::test_that_is_named"], [f"{__file__}::test_that_is_named"]),
         (["-k", "lease"], ["-k", "lease"]),

@@ -10,7 +10,7 @@ from typing import Any
 
 import httpx
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.core.messages import Message, Rejection
@@ -37,7 +37,6 @@ def reason(response: httpx.Response) -> tuple[int, str]:
     return response.status_code, response.json().get("reason", "")
 
 
-@settings(deadline=None)
 @given(
     st.lists(
         st.sampled_from([case.line for case in CASES if case.kind == "json" and len(case.line) < 5_000]), max_size=9
