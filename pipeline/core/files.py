@@ -4,8 +4,11 @@ import contextlib
 import fcntl
 import os
 import secrets
+import stat
 from pathlib import Path
 from typing import IO, Any, Final
+
+from pipeline.core.errors import ConfigError
 
 SCRATCH_PREFIX: Final = ".tmp-"  # of files that are about to be renamed into place
 MARK_NAME: Final = ".folder-id"
@@ -19,8 +22,57 @@ def make_writable(folder: Path) -> None:
     """
     folder.mkdir(parents=True, exist_ok=True)
     probe = folder / f".probe-{os.getpid()}"
-    probe.touch()
+    create(probe).close()
     probe.unlink()
+
+
+def make_private(folder: Path) -> None:
+    """Make a folder that this user alone may use, or check one that is there: nobody else may change what is in it.
+
+    Others may go on reading it. Write permission of the group is taken away: an umask of 002, or a volume of Kubernetes with an
+    ``fsGroup``, gives it.
+
+    Raises:
+        ConfigError: it is a link, belongs to another user, or everybody may write it, so that its content can't be trusted.
+        OSError: it can't be made.
+    """
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with contextlib.suppress(FileExistsError):
+        folder.mkdir(mode=0o700)
+    status = os.lstat(folder)
+    if stat.S_ISLNK(status.st_mode):
+        why = "is a link, which another user may have made"
+    elif status.st_uid != os.geteuid() and status.st_uid != _owner_of_new_files(folder.parent):
+        why = f"belongs to another user (uid {status.st_uid})"
+    elif stat.S_ISDIR(status.st_mode) and status.st_mode & stat.S_IWOTH:
+        why = "may be written by every user"
+    else:
+        if stat.S_ISDIR(status.st_mode) and status.st_mode & stat.S_IWGRP:
+            folder.chmod(stat.S_IMODE(status.st_mode) & ~stat.S_IWGRP)
+        return
+    raise ConfigError(
+        f"{folder} {why}: look at what is in it, make it a folder that belongs to the job's user and that nobody else may "
+        "write (chown, chmod 700) or remove it, and start again."
+    )
+
+
+def _owner_of_new_files(folder: Path) -> int:
+    """Return the owner that a file system gives to our files: on a network's it may be another user than we are."""
+    probe = folder / f".probe-{secrets.token_hex(8)}"
+    with create(probe) as file:
+        probe.unlink()
+        return os.fstat(file.fileno()).st_uid
+
+
+def create(path: str | os.PathLike[str]) -> IO[bytes]:
+    """Open a new file for writing in place of what another try has left there. No link is followed, so no other file changes.
+
+    Raises:
+        OSError: it can't be made.
+    """
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(path)
+    return open(path, "xb")
 
 
 def mark_folder(folder: Path) -> str:
@@ -52,7 +104,7 @@ def write_whole(path: str | os.PathLike[str], data: bytes) -> None:
     folder, name = os.path.split(path)
     scratch = os.path.join(folder, f"{SCRATCH_PREFIX}{name.lstrip('.')}")
     try:
-        with open(scratch, "wb") as file:
+        with create(scratch) as file:
             file.write(data)
             put_in_place(file, path)
     except BaseException:

@@ -18,6 +18,7 @@ from threading import Lock
 from pipeline.config import Settings
 from pipeline.core.clock import Clock
 from pipeline.core.errors import ConfigError, PipelineError, StoreUnavailable
+from pipeline.core.files import make_private
 from pipeline.core.ids import token_epoch_ms
 from pipeline.core.text import count_text
 from pipeline.ingest.checkpoint import log_id_of, names_read
@@ -59,6 +60,9 @@ class LandingFiles:
         markers_of: returns the progress markers of landing files, each in the shard of its own.
 
         archive_ms: how long stored files are kept, to be stored again if a failover undoes it; 0 deletes them.
+
+    Raises:
+        ConfigError: others may write the archive.
     """
 
     def __init__(
@@ -72,6 +76,8 @@ class LandingFiles:
         self._landing = landing
         self._archive = landing / ARCHIVE_NAME
         self._archive_ms = archive_ms
+        if archive_ms:
+            make_private(self._archive)
         self._lock = Lock()  # of what is moved into the archive, and back
         self._newest: deque[str] = deque(_newest_of(self._archive), NEWEST_MAX)
         self._again: set[int] = set()  # batches whose files are to be read again as soon as they may be moved
@@ -205,11 +211,10 @@ class LandingFiles:
         """Delete stored files, or archive them. One that can't be keeps no other, and still counts as stored."""
         failures: list[OSError] = []
         folder = self._archive / str(self._clock.wall_ms() // MINUTE_MS)
-        if self._archive_ms:
-            folder.mkdir(parents=True, exist_ok=True)
         for name in names:
             try:
                 if self._archive_ms:
+                    folder.mkdir(parents=True, exist_ok=True)
                     (self._landing / name).rename(folder / name)
                     self._newest.append(name)
                 else:

@@ -92,7 +92,7 @@ class RejectsWriter:
             if self._file is None:
                 work = self._folder / WORK_NAME / f"{place.name}.{secrets.token_hex(8)}"  # one a task
                 self._make_place(work.parent)
-                self._file = work.open("w", encoding="utf-8")
+                self._file = work.open("x", encoding="utf-8")
             self._file.write(json.dumps(record, ensure_ascii=False) + "\n")
 
     def _make_place(self, work: Path) -> None:

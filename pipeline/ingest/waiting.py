@@ -12,6 +12,7 @@ from typing import Any, Final, Protocol
 
 from pipeline.core.clock import Clock
 from pipeline.core.errors import PipelineError, StoreUnavailable
+from pipeline.core.files import make_private
 from pipeline.core.ids import token_epoch_ms
 from pipeline.core.text import count_text
 from pipeline.ingest.stores import WriterSettings
@@ -76,7 +77,7 @@ class WaitingFiles:
         """
         try:
             with self._lock:
-                self._folder.mkdir(exist_ok=True)
+                make_private(self._folder)
                 for name in landing_names(self._landing):
                     token = name.partition(".")[0]
                     if token in lacking:

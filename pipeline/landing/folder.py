@@ -8,7 +8,7 @@ import secrets
 from pathlib import Path
 
 from pipeline.core.errors import ConfigError, SourceError
-from pipeline.core.files import SCRATCH_PREFIX, try_lock, write_whole
+from pipeline.core.files import SCRATCH_PREFIX, create, make_private, try_lock, write_whole
 from pipeline.landing.names import (
     DONE_PREFIX,
     SEGMENT_PREFIX,
@@ -30,7 +30,7 @@ class LandingFolder:
     """An open landing folder. While it is open no other process can open it.
 
     Raises:
-        ConfigError: the folder can't be made or written, or another ingest job has it.
+        ConfigError: the folder can't be made or written, others may write it, or another ingest job has it.
     """
 
     def __init__(self, path: str | os.PathLike[str], *, reads: str):
@@ -38,11 +38,11 @@ class LandingFolder:
         self.path = Path(path).absolute()
         self._prefix = os.path.join(self.path, "")
         try:
-            self.path.mkdir(parents=True, exist_ok=True)
+            make_private(self.path)
             self._lock = _lock(self.path / LOCK_NAME, reads)
         except OSError as exc:
             raise ConfigError(
-                f"The landing folder {self.path} can't be used ({exc.strerror}): let this user make and write it, "
+                f"The landing folder {self.path} can't be used ({exc.strerror}: {exc.filename}): let this user make and write it, "
                 "or configure another one."
             ) from exc
         try:
@@ -133,9 +133,10 @@ def check_rename(input_path: Path, landing_path: Path) -> None:
     Raises:
         ConfigError: files can't be renamed from one to the other.
     """
-    probe, target = input_path / ".duetime-probe", landing_path / ".duetime-probe"
+    name = f".duetime-probe-{secrets.token_hex(8)}"  # nobody else can take it first
+    probe, target = input_path / name, landing_path / name
     try:
-        probe.touch()
+        create(probe).close()
         os.rename(probe, target)
         target.unlink()
     except OSError as exc:
@@ -162,7 +163,7 @@ def source_error(exc: OSError, doing: str, where: str | os.PathLike[str]) -> Sou
 
 
 def _lock(path: Path, reads: str) -> int:
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
     try:
         is_locked = try_lock(descriptor)
     except OSError as exc:

@@ -8,7 +8,7 @@ import stat
 from pathlib import Path
 
 from pipeline.core.errors import ConfigError
-from pipeline.core.files import SCRATCH_PREFIX, make_writable, put_in_place, write_whole
+from pipeline.core.files import SCRATCH_PREFIX, create, make_writable, put_in_place, write_whole
 from pipeline.landing.names import Token, printable_name, rejects_name, unquote_name
 from pipeline.landing.reports import RefusedFile
 
@@ -67,7 +67,7 @@ def _move(path: str, target: Path) -> None:
         scratch = target.with_name(f"{SCRATCH_PREFIX}{target.name}")
         try:
             descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
-            with open(descriptor, "rb") as original, open(scratch, "wb") as copy:
+            with open(descriptor, "rb") as original, create(scratch) as copy:
                 shutil.copyfileobj(original, copy)
                 shutil.copystat(path, scratch, follow_symlinks=False)
                 put_in_place(copy, target)

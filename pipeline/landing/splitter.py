@@ -26,7 +26,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import BinaryIO
 
-from pipeline.core.files import write_whole
+from pipeline.core.files import create, write_whole
 from pipeline.landing.folder import LandingFolder
 from pipeline.landing.inspection import UnusableFile, check_lines, open_input
 from pipeline.landing.lines import BLOCK_BYTES, Block, LineBlocks
@@ -142,7 +142,7 @@ class Split:
         path = self._segment_path(progress.segments)
         size = lines = 0
         name = self.work.landing_name(progress.segments, progress.line)
-        with open(path, "wb") as out:
+        with create(path) as out:
             out.write(header)
             while (block := blocks.take()) is not None:
                 end = len(block.data)

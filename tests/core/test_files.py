@@ -1,12 +1,13 @@
 """Small files are there whole or not at all, and a lock has one owner."""
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from pipeline.core import files
-from pipeline.core.files import make_writable, put_in_place, try_lock, write_whole
+from pipeline.core.files import make_private, make_writable, put_in_place, try_lock, write_whole
 
 
 @pytest.mark.parametrize("call", ["fsync", "rename"])
@@ -39,6 +40,27 @@ def test_a_folder_is_made_and_tried_and_left_empty(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(OSError, match="file"):
         make_writable(tmp_path / "file")
+
+
+@pytest.mark.parametrize("write", [write_whole, lambda path, data: make_writable(path.parent)])
+def test_a_link_in_the_place_of_a_scratch_file_is_not_followed(
+    tmp_path: Path, write: Callable[[Path, bytes], object]
+) -> None:
+    victim, folder = tmp_path / "victim", tmp_path / "folder"
+    folder.mkdir()
+    for name in (".tmp-state", f".probe-{os.getpid()}"):
+        (folder / name).symlink_to(victim)
+    write(folder / "state", b"data")
+    assert not victim.exists()
+
+
+def test_a_folder_on_a_file_system_that_gives_every_file_another_owner_is_private(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "ours").mkdir()
+    monkeypatch.setattr(files.os, "geteuid", lambda: 12345)  # as on NFS with all_squash
+    make_private(tmp_path / "ours")
+    assert os.listdir(tmp_path) == ["ours"]
 
 
 def test_a_lock_has_one_owner(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.core.errors import PipelineError, StoreUnavailable
+from pipeline.core.errors import ConfigError, PipelineError, StoreUnavailable
 from pipeline.core.ids import encode_token
 from pipeline.ingest import landed as module
 from pipeline.ingest.checkpoint import CheckpointRoller
@@ -304,6 +304,26 @@ def test_what_a_crash_has_left_is_archived_too(archiving: World) -> None:
     archiving.markers[tokens(names)[0]] = "all"
     assert archiving.files.delete_marked(names) == [names[1]]
     assert (archived(archiving), waiting(archiving)) == ([names[0]], [names[1]])
+
+
+def test_files_that_can_not_be_archived_keep_no_batch_and_are_said_once(
+    archiving: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    names = archiving.land(0, 1)
+    archiving.plan(0, names)
+    archiving.files.check_batch(0, [name.partition(".")[0] for name in names])
+    minute = archiving.landing / module.ARCHIVE_NAME / str(NOW_MS // module.MINUTE_MS)
+    minute.touch()  # no folder can be made here
+    archiving.files.delete_batch(0)
+    assert waiting(archiving) == sorted(names)
+    assert [record.message for record in caplog.records if "can't be deleted" in record.message]
+    assert archiving.files.oldest_waiting_ms() == 0
+
+
+def test_an_archive_that_is_a_link_is_refused(tmp_path: Path) -> None:
+    (tmp_path / module.ARCHIVE_NAME).symlink_to(tmp_path / "theirs")
+    with pytest.raises(ConfigError, match="is a link"):
+        LandingFiles(tmp_path, None, lambda tokens: [], ManualClock(NOW_MS), archive_ms=1)
 
 
 def test_files_that_are_not_kept_are_deleted(world: World) -> None:

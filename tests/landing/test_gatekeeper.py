@@ -601,6 +601,86 @@ def test_an_input_folder_that_is_not_there_or_is_the_landing_folder_is_refused(f
         made(folders.inbox, folders.inbox)
 
 
+OTHER_UID = 12345
+
+
+@pytest.mark.parametrize(
+    ("planted", "why"),
+    [
+        ("a link to a folder", "is a link"),
+        ("a link to nothing", "is a link"),
+        ("another user's", f"belongs to another user .uid {OTHER_UID}"),
+        ("open to all", "may be written by every user"),
+    ],
+)
+def test_a_landing_folder_that_somebody_else_may_have_made_is_refused(
+    folders: Folders, tmp_path: Path, planted: str, why: str
+) -> None:
+    if planted.startswith("a link"):
+        theirs = tmp_path / "theirs"
+        if planted == "a link to a folder":
+            theirs.mkdir()
+        folders.landing.symlink_to(theirs)
+    else:
+        folders.landing.mkdir()
+        if planted == "another user's":
+            os.chown(folders.landing, OTHER_UID, OTHER_UID)
+        else:
+            folders.landing.chmod(0o777)
+    with pytest.raises(ConfigError, match=why):
+        folders.open()
+    assert not [*folders.landing.iterdir()] if folders.landing.exists() else True
+
+
+def test_the_landing_folder_is_for_its_user_alone(folders: Folders) -> None:
+    folders.open()
+    assert folders.landing.stat().st_mode & 0o777 == 0o700
+
+
+@pytest.mark.parametrize(("before", "after"), [(0o755, 0o755), (0o775, 0o755), (0o2770, 0o2750)])
+def test_a_landing_folder_of_the_same_user_goes_on_and_the_group_may_no_longer_write_it(
+    folders: Folders, before: int, after: int
+) -> None:
+    folders.landing.mkdir()
+    folders.landing.chmod(before)
+    folders.drop("a.json")
+    folders.open().step()
+    assert folders.originals() == ["a.json"]
+    assert folders.landing.stat().st_mode & 0o7777 == after
+
+
+@pytest.mark.parametrize("name", [".lock", ".tmp-source-id"])
+def test_a_link_in_the_place_of_a_file_of_ours_overwrites_nothing(folders: Folders, tmp_path: Path, name: str) -> None:
+    victim = tmp_path / "victim"
+    victim.write_text("mine")
+    folders.landing.mkdir(mode=0o700)
+    (folders.landing / name).symlink_to(victim)
+    if name == ".lock":
+        with pytest.raises(ConfigError, match=r"\.lock"):
+            folders.open()
+    else:
+        folders.open()
+    assert victim.read_text() == "mine"
+
+
+def test_a_segment_replaces_a_link_and_not_what_it_points_to(
+    folders: Folders, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    victim = tmp_path / "victim"
+    victim.write_text("mine")
+    folders.drop("a.json.gz", LINE)
+    gatekeeper = folders.open()
+    claim = gatekeeper._claim
+
+    def claim_and_plant(name: str) -> None:
+        claim(name)
+        (folders.landing / f".seg-{gatekeeper._claimed[-1].token}").symlink_to(victim)
+
+    monkeypatch.setattr(gatekeeper, "_claim", claim_and_plant)
+    step_until_idle(gatekeeper)
+    assert folders.lines() == [(1, LINE)] and victim.read_text() == "mine"
+
+
 def test_an_input_folder_that_goes_away_is_a_source_error(folders: Folders) -> None:
     gatekeeper = folders.open()
     shutil.rmtree(folders.inbox)
