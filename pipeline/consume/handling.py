@@ -26,6 +26,10 @@ class Refused(Exception):
     """Raised by a handler: the message can never be handled, so it becomes a dead letter at once, with the reason ``refused``."""
 
 
+class Gone(Refused):
+    """Raised by a handler: the message is refused as its target is gone, which counts as a failure of the target."""
+
+
 class RetryLater(Exception):
     """Raised by a handler: the message failed, as if anything else was raised, but the handler says when it is retried.
 
@@ -215,7 +219,10 @@ def _handle(
                 finally:
                     turns.release()
     except Refused as exc:
-        breaker.count_success(entry, began_ms or 0.0)  # whoever refuses works
+        if isinstance(exc, Gone):
+            breaker.count_failure(entry, exc, began_ms or 0.0, consumer.clock.monotonic_ms())
+        else:
+            breaker.count_success(entry, began_ms or 0.0)  # whoever refuses works
         consumer.refuse(entry, _said(exc))
     except Exception as exc:
         log.debug("the handler raised", exc_info=True)

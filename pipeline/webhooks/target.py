@@ -9,7 +9,7 @@ import urllib3
 from urllib3.exceptions import ConnectTimeoutError, HTTPError, LocationValueError, SSLError
 
 from pipeline.config import TopicSettings
-from pipeline.consume.handling import Refused, RetryLater, TargetDown
+from pipeline.consume.handling import Gone, RetryLater, TargetDown
 from pipeline.core.clock import Clock
 from pipeline.core.messages import Message
 from pipeline.core.text import visible
@@ -17,8 +17,7 @@ from pipeline.webhooks.requests import headers_of
 
 READ_BYTES_MAX = 65_536  # of an answer; with more, its connection is not used again
 SHOWN_BYTES = 300  # of an answer that is no success, for the dead letter
-BUSY, UNAVAILABLE = 429, 503
-PASSING = (408, 425, BUSY)  # the statuses below 500 that may be others the next time
+GONE, BUSY, UNAVAILABLE = 410, 429, 503
 
 
 class Target:
@@ -45,7 +44,7 @@ class Target:
         """Post a message; returns if the target has taken it.
 
         Raises:
-            Refused: it never will.
+            Gone: it never will, as it says.
             RetryLater: it failed, perhaps because of the message.
             TargetDown: there was no connection, or the target wants to be left in peace.
         """
@@ -80,8 +79,8 @@ class Target:
             after_sec = min(after_sec, self._wait_sec_max)
         if status == BUSY or (status == UNAVAILABLE and after_sec is not None):
             raise TargetDown(text, after_sec)
-        if 400 <= status < 500 and status not in PASSING:
-            raise Refused(text)
+        if status == GONE:
+            raise Gone(text)
         raise RetryLater(after_sec, text)
 
     def _read(self, answer: urllib3.BaseHTTPResponse) -> bytes:

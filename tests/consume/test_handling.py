@@ -12,6 +12,7 @@ from pipeline.consume.handling import (
     FAILURES_MAX,
     PAUSE_MS_FIRST,
     Breaker,
+    Gone,
     Refused,
     RetryLater,
     TargetDown,
@@ -217,6 +218,17 @@ def test_a_message_that_is_refused_is_dead_at_once_with_what_was_said(
     }
     assert stage.clock.now_ms == 0, "a target that refuses works"
     assert "is a dead letter: it was refused at attempt 1: no such customer" in caplog.text
+
+
+def test_a_target_that_is_gone_is_left_in_peace_though_each_message_that_it_refuses_is_dead(stage: Stage) -> None:
+    def handler(entry: Entry) -> None:
+        raise Gone("410")
+
+    stage.open().close()
+    stage.send(*(f"lost {number}" for number in range(FAILURES_MAX + 3)))
+    handle(stage, handler, lambda: len(stage.dead()) == FAILURES_MAX + 3)
+    assert {(each["reason"], each["attempt"]) for each in stage.dead()} == {("refused", "1")}
+    assert stage.clock.now_ms >= PAUSE_MS_FIRST + 2 * PAUSE_MS_FIRST
 
 
 def test_a_handler_says_when_a_message_comes_again(stage: Stage) -> None:

@@ -30,7 +30,7 @@ def test_a_topic_with_a_webhook_is_posted_and_acknowledged_whatever_its_sink(wor
     assert str(webhooks.totals).endswith("; 0 refused, 0 failed tries, 0 late acks")
 
 
-def test_a_message_that_is_refused_is_a_dead_letter_at_once(world: World, receiver: Receiver) -> None:
+def test_a_message_whose_target_is_gone_is_a_dead_letter_at_once(world: World, receiver: Receiver) -> None:
     receiver.answer = lambda posted: Answer(410, b"no such customer") if posted.body == b"bad" else Answer()
     world.set("mail", webhook=receiver.url)
     webhooks = world.post()
@@ -73,9 +73,12 @@ def test_a_target_that_is_down_costs_no_attempt_however_many_are_in_flight(world
     assert world.dead("mail") == []
 
 
-def test_a_target_that_only_fails_costs_five_messages_one_attempt(world: World, receiver: Receiver) -> None:
+@pytest.mark.parametrize("status", [502, 404, 401, 400])
+def test_a_target_that_only_fails_costs_five_messages_one_attempt(
+    world: World, receiver: Receiver, status: int
+) -> None:
     over = threading.Event()
-    receiver.answer = lambda posted: Answer() if over.is_set() else Answer(502)
+    receiver.answer = lambda posted: Answer() if over.is_set() else Answer(status)
     world.set("mail", webhook=receiver.url, webhook_concurrency=8, backoff_ms=300, attempts_max=2)
     world.post()
     sent = [f"message {number}" for number in range(40)]

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from pipeline.config import TopicSettings
-from pipeline.consume.handling import Refused, RetryLater, TargetDown
+from pipeline.consume.handling import Gone, RetryLater, TargetDown
 from pipeline.core.clock import SystemClock
 from pipeline.core.errors import ConfigError
 from pipeline.core.messages import Message
@@ -40,7 +40,7 @@ def outcome(target: Target, sent: Message | None = None) -> tuple[str, float | N
     """What becomes of a message: the kind, after how many seconds, and what is said of it."""
     try:
         target.post(sent or message())
-    except (Refused, RetryLater, TargetDown) as exc:
+    except (Gone, RetryLater, TargetDown) as exc:
         return type(exc).__name__, getattr(exc, "after_sec", None), str(exc)
     return "taken", None, ""
 
@@ -56,9 +56,9 @@ def test_each_answer_has_its_meaning(receiver: Receiver) -> None:
     target = target_of(receiver)
     wanted = (
         dict.fromkeys((200, 201, 202, 204, 299), ("taken", None))
-        | dict.fromkeys((400, 401, 403, 404, 409, 410, 413, 422, 499), ("Refused", None))
-        | dict.fromkeys((300, 301, 302, 307, 308, 408, 425, 500, 501, 502, 503, 504, 599), ("RetryLater", None))
-        | {429: ("TargetDown", None)}
+        | dict.fromkeys((400, 401, 403, 404, 408, 409, 413, 422, 425, 499), ("RetryLater", None))
+        | dict.fromkeys((300, 301, 302, 307, 308, 500, 501, 502, 503, 504, 599), ("RetryLater", None))
+        | {410: ("Gone", None), 429: ("TargetDown", None)}
     )
     found = {}
     for status in wanted:
@@ -75,7 +75,8 @@ def test_a_target_says_when_it_wants_to_be_asked_again_but_not_for_ever(receiver
         (429, "7"): ("TargetDown", 7.0),
         (500, "7"): ("RetryLater", 7.0),
         (408, "7"): ("RetryLater", 7.0),
-        (404, "7"): ("Refused", None),
+        (404, "7"): ("RetryLater", 7.0),
+        (410, "7"): ("Gone", None),
         (503, "86400"): ("TargetDown", 90.0),
         (500, "9" * 5_000): ("RetryLater", 90.0),
         (503, EVENING): ("TargetDown", 0.0),
@@ -178,7 +179,7 @@ def test_what_is_kept_of_an_answer_is_short_and_shows_neither_controls_nor_the_s
 ) -> None:
     receiver.answer = lambda posted: Answer(404, b"gone\x1b[2J\n" + b"x" * 1_000)
     kind, _, said = outcome(target_of(receiver, path="?key=hidden"))
-    assert kind == "Refused"
+    assert kind == "RetryLater"
     assert said.startswith(f"HTTP 404 from {receiver.url}: gone\\x1b[2J\\nxxx")
     assert len(said) < 500
 
@@ -197,7 +198,7 @@ def test_a_huge_answer_is_not_read_to_its_end(receiver: Receiver) -> None:
 
 def test_a_status_counts_even_if_the_rest_of_its_answer_does_not_come(receiver: Receiver) -> None:
     target = target_of(receiver)
-    for status, kind in ((200, "taken"), (404, "Refused"), (500, "RetryLater")):
+    for status, kind in ((200, "taken"), (410, "Gone"), (500, "RetryLater")):
         receiver.answer = lambda posted, status=status: Answer(status, b"short", length=100)  # type: ignore[misc]
         assert outcome(target)[0] == kind
 
