@@ -1,5 +1,6 @@
-"""HTTP on a connection, with the bounds that uvicorn leaves open: bytes and time of a head, time of a body, slow readers."""
+"""HTTP on a connection, with the bounds that uvicorn leaves open: pipelined requests, heads, the time of a body, slow readers."""
 
+import re
 from typing import Any, Final
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
@@ -9,6 +10,13 @@ from pipeline.web.problems import raw_answer
 
 WRITE_STALL_SEC: Final = 30.0  # a client that reads nothing of its answer for so long is gone
 OVERHEAD: Final = 8  # bytes around each byte of a body that is sent in chunks
+PIPELINED_MAX: Final = 8  # requests of a connection that wait while one is answered
+# Headers that may come once: a proxy might act on one of them, and we on another.
+ONCE: Final = frozenset(
+    b"host origin authorization content-length content-type content-encoding transfer-encoding if-match if-none-match "
+    b"idempotency-key sec-fetch-site sec-fetch-mode sec-fetch-dest".split()
+)
+_ABSOLUTE: Final = re.compile(rb"[a-z][a-z0-9+.-]*://([^/?#]*)", re.IGNORECASE)
 
 
 class _RefusedError(Exception):
@@ -56,7 +64,10 @@ class BoundedProtocol(HttpToolsProtocol):
             self._refuse("bad_request", "What was sent is not HTTP/1.1.")
 
     def on_message_begin(self) -> None:
-        """Begin to count."""
+        """Begin to count, unless too many requests wait already; those are answered, and the connection ends."""
+        if len(self.pipeline) >= PIPELINED_MAX:
+            self._refuse("busy", "Too many requests were sent without waiting for an answer.")
+            raise _RefusedError
         super().on_message_begin()
         self._is_in_head = self._is_at_edge = True
         self._raw_bytes = self._body_bytes = 0
@@ -64,10 +75,13 @@ class BoundedProtocol(HttpToolsProtocol):
         self._head_since = self._head_since or self._message_since
 
     def on_headers_complete(self) -> None:
-        """Begin with the request, if its head is not too long."""
+        """Begin with the request, if its head is neither too long nor one that a proxy may read differently."""
         size = len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
         if size > self._limits.head_bytes_max:
             self._refuse("head_too_long", f"A head may have {self._limits.head_bytes_max} bytes.")
+            raise _RefusedError
+        if doubt := self._doubt():
+            self._refuse("bad_request", doubt)
             raise _RefusedError
         self._is_in_head, self._head_since = False, None
         super().on_headers_complete()
@@ -83,6 +97,20 @@ class BoundedProtocol(HttpToolsProtocol):
         self._is_in_head = self._is_at_edge = True
         self._raw_bytes = self._body_bytes = 0
         super().on_message_complete()
+
+    def _doubt(self) -> str:
+        """Say what can be read in two ways, as a sentence; "" if nothing can."""
+        names = [name for name, _ in self.headers]
+        if twice := next((name for name in names if name in ONCE and names.count(name) > 1), None):
+            return f"The header {twice.decode().title()} is there twice."
+        headers = dict(self.headers)
+        target = _ABSOLUTE.match(self.url)
+        if target and target[1].lower() != headers.get(b"host", b"").strip().lower():
+            return "The request line names another host than the header Host."
+        coding = headers.get(b"transfer-encoding")
+        if coding is not None and (self.parser.get_http_version() == "1.0" or coding.strip().lower() != b"chunked"):
+            return "The only Transfer-Encoding that is taken is chunked, of HTTP/1.1."
+        return ""
 
     def sweep(self) -> None:
         """End the connection if its client is too slow."""

@@ -134,12 +134,33 @@ def test_what_lies_about_its_length_ends_alone(strict: Api) -> None:
 
 
 def test_requests_that_come_together_are_answered_in_order(strict: Api) -> None:
-    posts = [b'{"message":"%d","delay_sec":60,"id":"%d"}' % (n, n) for n in range(50)]
+    posts = [b'{"message":"%d","delay_sec":60,"id":"%d"}' % (n, n) for n in range(8)]
     with strict.raw() as connection:
         connection.sendall(b"".join(HEAD + b"Content-Length: %d\r\n\r\n" % len(body) + body for body in posts) + GET)
-        answers = read_answers(connection, 51)
-    places = [answers.index(b"location: /v1/messages/%d\r" % n) for n in range(50)]
-    assert places == sorted(places)
+        answers = read_answers(connection, 9)
+        places = [answers.index(b"location: /v1/messages/%d\r" % n) for n in range(8)]
+        assert places == sorted(places)
+        connection.sendall(GET * 3)
+        assert read_answers(connection, 3).count(b"HTTP/1.1 200") == 3, "the connection goes on"
+
+
+@pytest.mark.parametrize("request_", [GET, b"GET /livez HTTP/1.1\r\n\r\n", GET.replace(b"livez", b"openapi.json")])
+def test_requests_that_do_not_wait_for_answers_fill_no_memory(
+    strict: Api, request_: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held: list[int] = []
+    begin = protocol.BoundedProtocol.on_headers_complete
+
+    def count(self: protocol.BoundedProtocol) -> None:
+        begin(self)
+        held.append(len(self.pipeline))
+
+    monkeypatch.setattr(protocol.BoundedProtocol, "on_headers_complete", count)
+    for _ in range(3):
+        answers = exchange(strict, request_ * 5_000)
+        assert 1 <= answers.count(b"HTTP/1.1 ") <= protocol.PIPELINED_MAX + 1
+    assert max(held) <= protocol.PIPELINED_MAX
+    assert len(held) <= 3 * (protocol.PIPELINED_MAX + 1), "the rest is not even made into requests"
 
 
 def test_more_connections_than_allowed_are_answered_and_closed(strict: Api) -> None:
@@ -173,6 +194,31 @@ def test_what_is_no_http_is_a_problem(strict: Api) -> None:
         assert status(exchange(strict, unusual)) in expected, unusual
 
 
+def test_what_a_proxy_may_read_differently_is_refused(strict: Api) -> None:
+    def answer(first: bytes, *headers: bytes, body: bytes = b"") -> int:
+        return status(exchange(strict, b"\r\n".join([first, *headers, b"Connection: close", b"", b""]) + body))
+
+    host, post = b"Host: localhost", b"POST /v1/messages HTTP/1.1"
+    own = b"Origin: http://localhost"
+    for header in (host, own, b"Authorization: Bearer a", b'If-Match: "a"', b"Idempotency-Key: a"):
+        once = [host] if header != host else []
+        assert answer(b"GET /livez HTTP/1.1", *once, header) == 200, header
+        assert answer(b"GET /livez HTTP/1.1", *once, header, header) == 400, header
+    for first, second in ((b"evil.example", b"localhost"), (b"localhost", b"evil.example")):
+        assert answer(b"GET /livez HTTP/1.1", b"Host: " + first, b"Host: " + second) == 400
+        assert answer(b"GET http://%b/livez HTTP/1.1" % first, b"Host: " + second) == 400
+    assert answer(b"GET http://localhost@evil.example/livez HTTP/1.1", host) == 400
+    assert answer(b"GET http://evil.example/livez HTTP/1.1", b"Host: evil.example") == 421
+    assert answer(b"GET http://LOCALHOST/livez HTTP/1.1", host) == 200
+    chunked, kind = b"%x\r\n%b\r\n0\r\n\r\n" % (len(BODY), BODY), b"Content-Type: application/json"
+    coded = b"Transfer-Encoding: "
+    assert answer(post, host, kind, coded + b"chunked", body=chunked) == 201
+    assert answer(post.replace(b"1.1", b"1.0"), host, kind, coded + b"chunked", body=chunked) == 400
+    for coding in (b"identity, chunked", b"gzip, chunked", b"identity", b"chunked, chunked"):
+        assert answer(post, host, kind, coded + coding, body=chunked) == 400, coding
+    assert len(strict.listed()) == 1
+
+
 def test_random_bytes_do_no_harm(strict: Api) -> None:
     seed = random.Random(42)
     whole = HEAD + b"Content-Length: 30\r\n\r\n" + BODY
@@ -195,7 +241,7 @@ def test_a_reader_that_reads_nothing_holds_nobody_up(strict: Api, monkeypatch: p
     with strict.raw() as connection:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
         request = b"GET /v1/messages?limit=500 HTTP/1.1\r\nHost: localhost\r\n\r\n"
-        connection.sendall(request * 20)
+        connection.sendall(request * 9)
         assert strict.get("/livez").status_code == 200
         assert connections(strict) == 2
         wait_until(lambda: connections(strict) == 1)
