@@ -274,8 +274,8 @@ class Delivery:
 
     @property
     def ack(self) -> Ack:
-        keys = [message.id for message in self.messages if message.id != message.message_id]
-        return Ack(self.claim, len(self.messages), keys)
+        keyed = [(message.message_id, message.id) for message in self.messages if message.id != message.message_id]
+        return Ack(self.claim, len(self.messages), keyed)
 
     def __call__(self) -> bool:
         self.tries += 1

@@ -149,11 +149,11 @@ class ClaimReply:
 
 
 class Ack(NamedTuple):
-    """What is delivered of a claim: so many of its first messages, and the idempotency keys of those that have one."""
+    """What is delivered of a claim: so many of its first messages, and message id and idempotency key of those that have one."""
 
     claim: Claim
     delivered: int
-    idempotency_keys: Sequence[str]
+    keyed: Sequence[tuple[str, str]]
 
 
 Exchange = Callable[
@@ -196,7 +196,7 @@ class DrainStore(Protocol):
         """Take the oldest due messages in flight; the same ``name`` again gives the same claim."""
         ...
 
-    def ack(self, claim: Claim, delivered: int, idempotency_keys: Sequence[str]) -> bool:
+    def ack(self, claim: Claim, delivered: int, keyed: Sequence[tuple[str, str]]) -> bool:
         """Forget the first ``delivered`` messages of ``claim``; False if there is no such claim.
 
         Its lease ended, or an earlier call that got no answer acknowledged all of it.

@@ -87,7 +87,10 @@ class DeadLetters:
         return _letter(shard, topic, entry_id, found[0][1]) if found else None
 
     def redrive(self, letter: DeadLetter, now_ms: int) -> bool:
-        """Schedule a dead letter again, as due now and never tried; False if it is not there any more."""
+        """Schedule a dead letter again, as due now and never tried; False if it is not there any more.
+
+        Its id leads to it from then on, unless another message waits with that id, or it is for one group.
+        """
         keys = self._shards[letter.shard]
         start = bucket_start_ms(now_ms)
         member = replace(letter, due_ms=now_ms, attempt=1).to_member(is_rescheduled=True)
@@ -95,8 +98,8 @@ class DeadLetters:
             self._client,
             self._scripts,
             "redrive",
-            [keys.dead(letter.topic), keys.buckets(), keys.bucket(start)],
-            [letter.entry_id, now_ms, start, member, keys.wake()],
+            [keys.dead(letter.topic), keys.buckets(), keys.bucket(start), keys.places(), keys.ids()],
+            [letter.entry_id, now_ms, start, member, keys.wake(), "" if letter.group else letter.id],
         )
         return bool(done == 1)
 

@@ -185,23 +185,24 @@ class RedisStore:
             raise _unknown_status("claim", status)
         return None, now
 
-    def ack(self, claim: Claim, delivered: int, idempotency_keys: Sequence[str]) -> bool:
+    def ack(self, claim: Claim, delivered: int, keyed: Sequence[tuple[str, str]]) -> bool:
         """Forget the first ``delivered`` messages of ``claim``. Atomic; saying it twice counts once.
 
         Args:
-            idempotency_keys: of those messages that have one; they are remembered for ``id_retention_sec``.
+            keyed: message id and idempotency key of those messages that have one, which is remembered for ``id_retention_sec``.
 
         Returns:
             False if the lease is over: the messages are, or will be, delivered again by whoever takes them.
         """
-        status, _ = self._evaluate("ack", *self._ack_call(claim, delivered, idempotency_keys))
+        status, _ = self._evaluate("ack", *self._ack_call(claim, delivered, keyed))
         return _holds("ack", status)
 
-    def _ack_call(self, claim: Claim, delivered: int, idempotency_keys: Sequence[str]) -> tuple[list[Any], list[Any]]:
+    def _ack_call(self, claim: Claim, delivered: int, keyed: Sequence[tuple[str, str]]) -> tuple[list[Any], list[Any]]:
         keys, lease_token = self._keys, claim.lease_token
         names = [keys.claims(), keys.claim(lease_token), keys.attempts(), keys.places(), keys.ids(), keys.counters()]
         about = (lease_token, claim.lease_until_ms, len(claim.messages), delivered)
-        return names, [*about, self._drain.id_retention_sec * 1000, self._now(), *idempotency_keys]
+        flat = [text for pair in keyed for text in pair]
+        return names, [*about, self._drain.id_retention_sec * 1000, self._now(), *flat]
 
     def release(self, claim: Claim, delivered: int) -> int:
         """Give back at once what is not acknowledged of ``claim``. Atomic.

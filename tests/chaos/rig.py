@@ -138,7 +138,7 @@ class Rig:
             while (claim := store.claim(uuid.uuid4().hex).claim) is not None:
                 messages = [Message.from_member(m.member, m.due_ms) for m in claim.messages]
                 self.delivered.update(m.body for m in messages)
-                assert store.ack(claim, len(messages), [m.id for m in messages if m.id != m.message_id])
+                assert store.ack(claim, len(messages), [(m.message_id, m.id) for m in messages if m.id != m.message_id])
         client.close()
 
     def forget_ids(self) -> None:

@@ -222,7 +222,7 @@ def test_a_loop_that_died_between_delivery_and_acknowledgement_is_taken_over(wor
     world.store.schedule("s", transaction((1, START_MS), (2, START_MS)))
 
     class Dying(RedisStore):
-        def ack(self, claim: Claim, delivered: int, idempotency_keys: Sequence[str]) -> bool:
+        def ack(self, claim: Claim, delivered: int, keyed: Sequence[tuple[str, str]]) -> bool:
             raise KeyboardInterrupt
 
         def begin(self, name: str, ack: Ack | None) -> Exchange:
@@ -331,8 +331,8 @@ class Flaky:
     def claim(self, name: str) -> ClaimReply:
         return self._call("claim", lambda: self._store.claim(name))  # type: ignore[return-value]
 
-    def ack(self, claim: Claim, delivered: int, idempotency_keys: Sequence[str]) -> bool:
-        return self._call("ack", lambda: self._store.ack(claim, delivered, idempotency_keys))  # type: ignore[return-value]
+    def ack(self, claim: Claim, delivered: int, keyed: Sequence[tuple[str, str]]) -> bool:
+        return self._call("ack", lambda: self._store.ack(claim, delivered, keyed))  # type: ignore[return-value]
 
     def release(self, claim: Claim, delivered: int) -> int:
         return self._call("release", lambda: self._store.release(claim, delivered))  # type: ignore[return-value]

@@ -42,7 +42,7 @@ class Shard(DrainStore):
         claim = Claim(self.number, f"0:{name}", 0, 10_005, [message(text) for text in self.claimed])
         return ClaimReply(now_ms=5, claim=claim, next_due_ms=None, first_lease_ms=None)
 
-    def ack(self, claim: Claim, delivered: int, idempotency_keys: Sequence[str]) -> bool:
+    def ack(self, claim: Claim, delivered: int, keyed: Sequence[tuple[str, str]]) -> bool:
         self.acknowledged += self.claimed[:delivered]
         return True
 

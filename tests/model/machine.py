@@ -1,6 +1,7 @@
 """A Hypothesis machine that drives a real server and the reference side by side, and checks what the pipeline promises."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import hypothesis.strategies as st
@@ -17,7 +18,7 @@ from tests.model.reference import MESSAGE_ID_LENGTH
 from tests.model.snapshot import read_reference
 from tests.model.storing import LOOPS
 from tests.model.times import AROUND_MS, DELAYS_MS, DUES, LEASE_MS, STEPS_MS
-from tests.store.builders import BUCKET_MS
+from tests.store.builders import BUCKET_MS, keyed
 
 PERMANENT = frozenset(
     {"cancelled", "counters", "ids", "marker", "markers"}
@@ -89,8 +90,8 @@ class StoreMachine(ChangingMachine):
     @rule(number=st.integers(0, LOOPS - 1), claim=claims, delivered=st.integers(0, DRAIN.claim_limit))
     def acknowledge(self, number: int, claim: Claim, delivered: int) -> None:
         done = [m.member for m in claim.messages[:delivered]]
-        idempotency_keys = [idempotency_key for idempotency_key, stored in self.ids.items() if stored in done]
-        if self.loops[number].same(lambda store: store.ack(claim, len(done), idempotency_keys)):
+        pairs = keyed(replace(claim, messages=claim.messages[:delivered]))
+        if self.loops[number].same(lambda store: store.ack(claim, len(done), pairs)):
             for stored in done:
                 token, _ = self.acknowledged.setdefault(stored, (claim.lease_token, self.now_ms))
                 assert token == claim.lease_token, "acknowledged under two claims"
@@ -185,13 +186,16 @@ class StoreMachine(ChangingMachine):
 
     # What happens around them
 
-    @rule(delay_ms=st.sampled_from(DELAYS_MS), too_early=st.integers(1, 4))
-    def a_client_stores_in_a_wrong_bucket(self, delay_ms: int, too_early: int) -> None:
-        """One that is too early; a message that is due then or before is delivered, the others go to their own."""
+    @rule(delay_ms=st.sampled_from(DELAYS_MS), too_early=st.integers(1, 4), key=st.sampled_from(["", "a", "b"]))
+    def a_client_stores_in_a_wrong_bucket(self, delay_ms: int, too_early: int, key: str) -> None:
+        """One that is too early; a message that is due then or before is delivered, the others go to their own.
+
+        It may have the idempotency key of another message, which is not noted: then the key leads to that one, or nowhere.
+        """
         self.landed += 1
         due_ms = self.now_ms + delay_ms
         start = due_ms - due_ms % BUCKET_MS - too_early * BUCKET_MS
-        stored = LandedFile(f"{self.landed:014d}", (), self.topics).member_of(1, "")
+        stored = LandedFile(f"{self.landed:014d}", (), self.topics).member_of(1, key)
         self.client.zadd(self.keys.bucket(start), {stored: due_ms})
         self.client.zadd(self.keys.buckets(), {str(start): start})
         self.reference.buckets.setdefault(start, {})[stored] = due_ms

@@ -253,6 +253,12 @@ PLANTED = [
         "ARGV[at], text(now_ms + id_retention_ms))",
         "ARGV[at], 0)",
     ),
+    Planted(
+        "another message with its id loses it",
+        "ack",
+        "== message_id then\n    redis.call('HDEL', places, id)",
+        "then\n    redis.call('HDEL', places, id)",
+    ),
     Planted("ids are forgotten early", "ack", "'-inf', text(now_ms)", "'-inf', '(inf'"),
     Planted("attempts are kept for ever", "ack", "redis.call('HDEL', attempts,", "tostring("),
     Planted("a part is taken for the whole", "ack", "if delivered == claimed then", "if true then"),
@@ -438,7 +444,16 @@ PLANTED_IN_STREAMS = [
     Planted("nothing is checked before it is written", "claim", "if not checked[step.key] then", "if false then"),
     Planted("the claim's key is not checked before", "claim", "redis.call('LLEN', claim)\n", ""),
     Planted(
-        "a moved id is forgotten at once", "claim", "body.id, text(now_ms + id_retention_ms)", "body.id, text(now_ms)"
+        "a moved id is forgotten at once",
+        "claim",
+        "MESSAGE_ID_LENGTH), text(now_ms + id_retention_ms)",
+        "MESSAGE_ID_LENGTH), text(now_ms)",
+    ),
+    Planted(
+        "another message with its id loses it to what moved",
+        "claim",
+        "== message_id then\n    redis.call('HDEL', places, id)",
+        "then\n    redis.call('HDEL', places, id)",
     ),
     Planted("a moved id is in flight for ever", "claim", "leave_places(places, ids, body.id,", "tostring(body.id .."),
     Planted(

@@ -208,7 +208,7 @@ class ReferenceServer:
                 self.counters["dead" if step.place == DEAD else "delivered"] += 1
                 if step.idempotency_key and not step.group:
                     forgets = True
-                    self._end(step.idempotency_key, now_ms + memory_ms)
+                    self._end(step.idempotency_key, _message_id(step.member), now_ms + memory_ms)
             if step.place not in (SCREEN, LATER, OUTBOX):
                 self.topics.names.add(step.topic)
         if forgets:
@@ -224,9 +224,12 @@ class ReferenceServer:
         if place and place.message_id == _message_id(stored):
             self.places[idempotency_key] = Place(place.message_id, score, topic, place.is_replacement)
 
-    def _end(self, idempotency_key: str, forget_ms: int) -> None:
-        """Remember the id of a message that was delivered."""
-        if self.places.pop(idempotency_key, None) or idempotency_key in self.ids:
+    def _end(self, idempotency_key: str, message_id: str, forget_ms: int) -> None:
+        """Remember the id of a message that was delivered, unless another message waits with it."""
+        place = self.places.get(idempotency_key)
+        if place and place.message_id == message_id:
+            del self.places[idempotency_key]
+        if place.message_id == message_id if place else idempotency_key in self.ids:
             self.ids[idempotency_key] = forget_ms
 
     def how_it_ended(self, name: str, now_ms: int) -> bytes:
@@ -252,8 +255,8 @@ class ReferenceServer:
         if count > 0:
             for acknowledged, _ in lease.rows[:count]:
                 self.attempts.pop(_message_id(acknowledged), None)
-            for idempotency_key in ids:
-                self._end(idempotency_key, now_ms + memory_ms)
+            for message_id, idempotency_key in zip(ids[::2], ids[1::2], strict=True):
+                self._end(idempotency_key, message_id, now_ms + memory_ms)
             if ids:
                 self._forget_ids(now_ms)
             self.counters["delivered"] += count

@@ -6,7 +6,8 @@ from dataclasses import asdict
 from typing import Any
 
 from pipeline.config import TopicSettings
-from pipeline.store.base import NO_MARKER, MarkerMove, MessageRows, Transaction
+from pipeline.core.messages import Message
+from pipeline.store.base import NO_MARKER, Claim, MarkerMove, MessageRows, Transaction
 from pipeline.store.keys import Keys
 
 BUCKET_MS = 600_000
@@ -50,6 +51,12 @@ def transaction(
         identified=in_keyed_rows([(due_ms, write(line, key), key) for line, due_ms, key in identified]),
         rejected=rejected,
     )
+
+
+def keyed(claim: Claim) -> list[tuple[str, str]]:
+    """Return message id and idempotency key of the messages of a claim that have one, as an acknowledgement takes them."""
+    found = [Message.read_member(each.member, each.due_ms) for each in claim.messages]
+    return [(message.message_id, message.id) for message in found if message.id != message.message_id]
 
 
 def set_topic(client: Any, keys: Keys, topic: str, settings: TopicSettings) -> None:

@@ -15,7 +15,7 @@ from pipeline.store.by_id import MessagesById
 from pipeline.store.places import handle_of
 from pipeline.store.stats import read_stats
 from pipeline.store.topics import Topics
-from tests.store.builders import set_topic, transaction
+from tests.store.builders import keyed, set_topic, transaction
 from tests.store.conftest import START_MS, Bench
 
 DUE_MS = START_MS + 60_000
@@ -178,7 +178,7 @@ def test_a_rescheduled_message_comes_at_its_new_time_and_only_then(scheduled: Be
         claim = store.claim(f"loop:{number}").claim
         if claim:
             came += [(m.due_ms, m.member) for m in claim.messages]
-            assert store.ack(claim, len(claim.messages), [KEY])
+            assert store.ack(claim, len(claim.messages), keyed(claim))
     assert sorted(came) == sorted([(DUE_MS, stored(1, "")), (due_ms, stored(2, KEY)), (DUE_MS, stored(3, ""))])
     assert messages(scheduled).get(KEY).state is State.DELIVERED
 
@@ -210,7 +210,7 @@ def test_delivered_it_is_too_late_while_its_key_is_known(scheduled: Bench) -> No
     scheduled.now_ms = DUE_MS
     store = scheduled.store(id_retention_sec=10)
     claim = store.claim("loop:0").claim
-    assert claim and store.ack(claim, 3, [KEY])
+    assert claim and store.ack(claim, 3, keyed(claim))
     assert messages(scheduled).cancel(KEY) == messages(scheduled).reschedule(KEY, 0) == Found(State.DELIVERED)
     scheduled.now_ms += 10_000
     assert messages(scheduled).get(KEY).state is State.UNKNOWN
@@ -227,7 +227,7 @@ def test_a_key_that_an_earlier_release_stored_is_known_and_ends(bench: Bench) ->
     bench.now_ms = DUE_MS
     store = bench.store(id_retention_sec=10)
     claim = store.claim("loop:0").claim
-    assert claim and store.ack(claim, 1, [KEY])
+    assert claim and store.ack(claim, 1, keyed(claim))
     assert bench.client.zscore(bench.keys.ids(), KEY) == DUE_MS + 10_000
 
 

@@ -14,7 +14,7 @@ from pipeline.store.keys import Keys
 from pipeline.store.scripts import Scripts
 from pipeline.store.topics import Topics
 from tests.servers import real_server
-from tests.store.builders import set_topic, transaction
+from tests.store.builders import keyed, set_topic, transaction
 from tests.store.conftest import START_MS, Bench
 from tests.store.test_by_id import DUE_MS, KEY, RETENTION_MS, messages, stored
 
@@ -43,7 +43,7 @@ def deliver(bench: Bench, ms: int = LATER_MS) -> list[str]:
     bench.now_ms, store, bodies = ms, bench.store(), []
     while claim := store.claim(f"deliver:{len(bodies)}").claim:
         found = [Message.from_member(m.member, m.due_ms) for m in claim.messages]
-        assert store.ack(claim, len(found), [message.id for message in found if message.id != message.message_id])
+        assert store.ack(claim, len(found), keyed(claim))
         bodies += [message.body for message in found]
     return bodies
 
@@ -214,7 +214,7 @@ class TestCancelling:
         assert messages(bench).get(KEY).state is State.SCHEDULED
         assert messages(bench).replace(ONE) == Found(State.CANCELLED)
         claim = store.claim("loop:1").claim
-        assert claim and store.ack(claim, 1, [KEY])
+        assert claim and store.ack(claim, 1, keyed(claim))
         assert messages(bench).get(KEY) == messages(bench).cancel(KEY, in_any_case=True) == Found(State.DELIVERED)
         bench.now_ms += 10_000
         assert messages(bench).get(KEY) == messages(bench).replace(ONE) == Found(State.CANCELLED)
@@ -261,7 +261,7 @@ class TestRows:
         claim = store.claim("loop:0").claim
         assert claim
         assert apply(bench, Replacement(ONE), CANCEL, Cancellation("other")) == Changed(cancelled=1, late=2)
-        assert store.ack(claim, 1, [KEY])
+        assert store.ack(claim, 1, keyed(claim))
         assert apply(bench, Replacement(ONE)) == apply(bench, CANCEL) == Changed(late=1)
 
     def test_many_are_made_in_few_round_trips(self, bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,6 +24,11 @@ def must_claim(store: DrainStore, name: str) -> Claim:
     return claim
 
 
+def pairs(token: str, *idempotency_keys: str) -> list[tuple[str, str]]:
+    """The ids and the idempotency keys of messages that are acknowledged, the last ones of their file."""
+    return [(f"{token}{line:08x}", key) for line, key in enumerate(idempotency_keys, 1)]
+
+
 class TestSchedule:
     def test_a_message_is_scored_with_its_due_time_in_its_bucket(self, bench: Bench) -> None:
         assert bench.store().schedule("s", transaction((1, START_MS + 5))) == Scheduled(stored=1)
@@ -104,14 +109,14 @@ class TestSchedule:
     def test_an_id_is_known_until_its_time_after_delivery_is_over(self, bench: Bench) -> None:
         store = bench.store(id_retention_sec=10)
         store.schedule("s", transaction(identified=((1, START_MS, "order-1"), (2, START_MS, "order-2"))))
-        assert store.ack(must_claim(store, "loop:0"), 2, ["order-1", "order-2"])
+        assert store.ack(must_claim(store, "loop:0"), 2, pairs(TOKEN, "order-1", "order-2"))
         bench.now_ms += 9_999
         again = transaction(identified=((1, START_MS, "order-3"), (2, START_MS, "order-1")), token="Q" * 14)
         assert store.schedule("s", again) == Scheduled(stored=1, duplicates=(1,))
         bench.now_ms += 1  # whether or not anything has cleaned up since
         again = transaction(identified=((1, START_MS, "order-1"),), token="R" * 14)
         assert store.schedule("s", again) == Scheduled(stored=1)
-        assert store.ack(must_claim(store, "loop:1"), 2, ["order-3", "order-1"])
+        assert store.ack(must_claim(store, "loop:1"), 2, [*pairs("Q" * 14, "order-3"), *pairs("R" * 14, "order-1")])
         again = transaction(identified=((1, START_MS, "order-1"),), token="S" * 14)
         assert store.schedule("s", again) == Scheduled(stored=0, duplicates=(0,))
 

@@ -25,6 +25,7 @@ from pipeline.store.stats import read_stats
 from pipeline.store.topics import Topics
 from tests.consume.conftest import GROUP, TOPIC, Stage
 from tests.servers import RealServer
+from tests.store.builders import keyed
 from tests.wire.namespace import read_namespace, write_namespace
 from tests.wire.write import CAMPAIGN, DAY_MS, FILE, FUTURE_MS, PAST_MS, file_of, fill
 
@@ -129,7 +130,7 @@ def test_a_claim_in_flight_is_taken_back_and_delivered(stage: Stage) -> None:
     assert claim is not None
     assert [Message.from_member(one.member, one.due_ms).body for one in claim.messages] == ["message 2", "message 3"]
     assert [one.attempt for one in claim.messages] == [3, 2]
-    assert store.ack(claim, 2, ["order-3"])
+    assert store.ack(claim, 2, keyed(claim))
 
 
 def test_messages_of_every_form_are_delivered_when_they_are_due(stage: Stage) -> None:

@@ -15,7 +15,7 @@
 -- ARGV[4] delivered       int   messages delivered since then, from its beginning
 -- ARGV[5] id_retention_ms    int   how long an idempotency key is known after its message was delivered
 -- ARGV[6] now_ms          int   "" means the server's clock; tests pass their own
--- ARGV[7..] idempotency keys of the messages that this call acknowledges
+-- ARGV[7..] of each message that this call acknowledges and that has an idempotency key: its message id, the key
 -- Returns {"OK", acknowledged by this call} or {"LOST", 0}: the lease is over, the messages are somebody else's
 --
 -- include common
@@ -41,8 +41,8 @@ if count > 0 then
       redis.call('HDEL', attempts, string.sub(rows[at], 1, MESSAGE_ID_LENGTH))
     end
   end
-  for at = FIRST_ID, #ARGV do
-    leave_places(places, ids, ARGV[at], text(now_ms + id_retention_ms))
+  for at = FIRST_ID, #ARGV, 2 do
+    leave_places(places, ids, ARGV[at + 1], ARGV[at], text(now_ms + id_retention_ms))
   end
   if #ARGV >= FIRST_ID then
     local forgotten = redis.call('ZRANGE', ids, '-inf', text(now_ms), 'BYSCORE', 'LIMIT', 0, FORGET_LIMIT)

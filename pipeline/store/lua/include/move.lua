@@ -29,7 +29,7 @@ local function write_entry(step)
     redis.call('HDEL', attempts, string.sub(member, 1, MESSAGE_ID_LENGTH))
   end
   if body.id and not body.group then
-    leave_places(places, ids, body.id, text(now_ms + id_retention_ms))
+    leave_places(places, ids, body.id, string.sub(member, 1, MESSAGE_ID_LENGTH), text(now_ms + id_retention_ms))
     has_ids = true
   end
 end

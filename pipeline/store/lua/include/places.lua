@@ -25,11 +25,13 @@ local function note_place(places, id, member, score, held_topic)
   end
 end
 
--- Remember the id of a message that has left the schedule, if it was known.
-local function leave_places(places, ids, id, forget_ms)
-  if redis.call('HDEL', places, id) == 1 then
-    redis.call('ZADD', ids, forget_ms, id)
-  else
+-- Remember the id of a message that has left the schedule, if it was known. An id that leads to another message stays with that one.
+local function leave_places(places, ids, id, message_id, forget_ms)
+  local place = redis.call('HGET', places, id)
+  if not place then
     redis.call('ZADD', ids, 'XX', forget_ms, id)
+  elseif string.sub(place, 1, MESSAGE_ID_LENGTH) == message_id then
+    redis.call('HDEL', places, id)
+    redis.call('ZADD', ids, forget_ms, id)
   end
 end
