@@ -25,13 +25,15 @@ from prometheus_client.parser import text_string_to_metric_families
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from pipeline.config import ENV_PREFIX  # noqa: E402
+from pipeline.config import ENV_PREFIX, Settings  # noqa: E402
 from pipeline.core.clock import SystemClock  # noqa: E402
 from pipeline.drain.metrics import LoopCollector  # noqa: E402
 from pipeline.drain.stats import Totals  # noqa: E402
 from pipeline.store.stats import Forecast  # noqa: E402
 from pipeline.web.meters import Meters  # noqa: E402
 from pipeline.web.openapi import contract  # noqa: E402
+from pipeline.webhooks.metrics import WebhooksCollector  # noqa: E402
+from pipeline.webhooks.service import Webhooks  # noqa: E402
 
 # Files and sections of the checkout that are pages of the site.
 PAGES = {
@@ -210,7 +212,7 @@ def _named(schema: Mapping[str, Any]) -> str:
 
 
 def _metrics() -> str:
-    """Return what drain loops and APIs export, as they themselves describe it."""
+    """Return what drain loops, webhooks and APIs export, as they themselves describe it."""
     forecast = Forecast(now_ms=0, buckets={}, overdue_ms=0, held=0, next_due_ms=0, outbox=0, outbox_ms=0, lags={})
     loop = LoopCollector("duetime", Totals(), lambda: forecast, SystemClock())
     reading, redis = SimpleNamespace(bytes=0), SimpleNamespace(namespace="duetime")
@@ -219,6 +221,9 @@ def _metrics() -> str:
     )
     page = ["# Metrics", "", "[Operations](../operations.md#metrics) says what to watch and when to page.", ""]
     page += ["## Drain loops", "", "`jobs/drain.py --metrics-port 9464`", "", *_table(loop.collect())]
+    webhooks = Webhooks(None, Settings(), [], {}, SystemClock(), "")
+    posting = WebhooksCollector("duetime", webhooks)
+    page += ["", "## Webhooks", "", "`jobs/webhooks.py --metrics-port 9465`", "", *_table(posting.collect())]
     page += [
         "",
         "## HTTP API",

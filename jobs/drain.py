@@ -7,15 +7,25 @@ import os
 import random
 import secrets
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from threading import Event
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from pipeline.cli import EXIT_SUCCESS, Stop, announce_ready, new_parser, open_connection, parse_command, run_main
-from pipeline.config import SINKS, DrainSettings, RedisSettings, Settings, TopicSettings
+from pipeline.cli import (
+    EXIT_SUCCESS,
+    Stop,
+    add_metrics_options,
+    announce_ready,
+    new_parser,
+    open_connection,
+    parse_command,
+    run_main,
+    serve_metrics,
+)
+from pipeline.config import SINKS, RedisSettings, Settings, TopicSettings
 from pipeline.core.background import Background
 from pipeline.core.clock import Clock, SystemClock
 from pipeline.core.errors import ConfigError, StoreUnavailable
@@ -28,14 +38,16 @@ from pipeline.drain.stats import FailoverLog, Heartbeat, Totals
 from pipeline.sinks import DELIVERING
 from pipeline.store.connection import connect
 from pipeline.store.heartbeats import write_loop
+from pipeline.store.keys import Keys
 from pipeline.store.namespace import adopt_topic_settings, current_topic_settings
 from pipeline.store.replication import FailoverWatch
 from pipeline.store.shards import open_shards
-from pipeline.store.stats import Forecast, read_forecast
+from pipeline.store.stats import read_forecast
 from pipeline.store.topics import Topics
 from pipeline.store.wakeup import WakeListener, notify_loops
 
 if TYPE_CHECKING:
+    from pipeline.drain.metrics import LoopCollector
     from pipeline.kafka.forwarding import Forwarding
 
 GC_THRESHOLD = 50_000  # objects: messages have no cycles, and looking for some took a tenth of a flood
@@ -82,8 +94,7 @@ def parse_arguments(arguments: list[str]) -> tuple[argparse.Namespace, Settings]
         metavar="SECONDS",
         help="after so long, other loops redeliver what this one claimed and did not deliver (default: 30)",
     )
-    parser.add_argument("--metrics-port", metavar="N", help="port for Prometheus metrics (default: 0, not served)")
-    parser.add_argument("--metrics-host", metavar="ADDRESS", help="address for Prometheus metrics (default: 127.0.0.1)")
+    add_metrics_options(parser)
     parser.add_argument(
         "--max-rate", metavar="N", help="deliver at most so many messages a second (default: 0, no limit)"
     )
@@ -102,16 +113,11 @@ def parse_arguments(arguments: list[str]) -> tuple[argparse.Namespace, Settings]
     return parse_command(parser, arguments, "drain", *names, kafka_servers=("kafka", "servers"))
 
 
-def serve_metrics(
-    namespace: str, settings: DrainSettings, totals: Totals, read: Callable[[], Forecast], clock: Clock
-) -> None:
-    """Serve metrics, if a port is given; only then their library is loaded."""
-    if settings.metrics_port:
-        from pipeline.drain import metrics
+def new_collector(namespace: str, totals: Totals, client: Any, shards: Sequence[Keys], clock: Clock) -> "LoopCollector":
+    """Return what serves the metrics of a loop; only who has them served loads their library."""
+    from pipeline.drain.metrics import LoopCollector
 
-        collector = metrics.LoopCollector(namespace, totals, read, clock)
-        metrics.serve_metrics(settings.metrics_host, settings.metrics_port, collector)
-        log.info("metrics are on http://%s:%d/metrics", settings.metrics_host, settings.metrics_port)
+    return LoopCollector(namespace, totals, partial(read_forecast, client, shards), clock)
 
 
 def start_forwarding(
@@ -163,9 +169,8 @@ def main(arguments: list[str], stop: Stop) -> int:
         )
         loop_id = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(6)}"
         totals = Totals(topics_max=settings.drain.topics_max)
-        serve_metrics(
-            redis_settings.namespace, settings.drain, totals, partial(read_forecast, side_client, shards), clock
-        )
+        collector = partial(new_collector, redis_settings.namespace, totals, side_client, shards, clock)
+        serve_metrics(settings.drain.metrics_host, settings.drain.metrics_port, collector)
         stack.callback(lambda: log.info("%s", summary(totals)))
         heartbeat = Heartbeat(partial(write_loop, side_client, shards[0]), totals, clock, loop_id)
         stack.callback(heartbeat.publish, has_ended=True)

@@ -4,16 +4,32 @@ import argparse
 import logging
 import select
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from pipeline.cli import EXIT_SUCCESS, Stop, announce_ready, new_parser, open_connection, parse_command, run_main
+from pipeline.cli import (
+    EXIT_SUCCESS,
+    Stop,
+    add_metrics_options,
+    announce_ready,
+    new_parser,
+    open_connection,
+    parse_command,
+    run_main,
+    serve_metrics,
+)
 from pipeline.config import Settings, check_name
 from pipeline.consume.opening import parse_start
 from pipeline.core.clock import SystemClock
 from pipeline.core.errors import StoreUnavailable
+from pipeline.core.text import command_text
 from pipeline.store.namespace import adopt_topic_settings, current_settings
 from pipeline.webhooks.service import Webhooks
 from pipeline.webhooks.signing import read_secrets
+
+if TYPE_CHECKING:
+    from pipeline.webhooks.metrics import WebhooksCollector
 
 LOOK_SEC = 2.0  # between two looks at the settings of topics
 
@@ -33,8 +49,8 @@ def parse_arguments(arguments: list[str]) -> tuple[argparse.Namespace, Settings]
         action="append",
         default=[],
         metavar="T",
-        help="post only this topic; may be repeated (default: every topic with a webhook, as jobs/topics.py set T webhook=URL "
-        "gives it one)",
+        help=f"post only this topic; may be repeated (default: every topic with a webhook, as {command_text('topics')} set T "
+        "webhook=URL gives it one)",
     )
     parser.add_argument(
         "--secrets",
@@ -50,7 +66,8 @@ def parse_arguments(arguments: list[str]) -> tuple[argparse.Namespace, Settings]
         help="where to begin in a topic that was never posted: beginning (of what its stream retains), new, after an entry ID, or "
         "a time in ISO 8601 (default: beginning)",
     )
-    given, settings = parse_command(parser, arguments, "topics")
+    add_metrics_options(parser)
+    given, settings = parse_command(parser, arguments, "webhooks", "metrics_host", "metrics_port")
     for topic in given.topics:
         check_name("topic", topic)
     return given, settings
@@ -68,6 +85,8 @@ def main(arguments: list[str], stop: Stop) -> int:
         )
         stack.callback(lambda: log.info("%s", webhooks.totals))
         stack.callback(webhooks.stop)
+        collector = partial(new_collector, settings.redis.namespace, webhooks)
+        serve_metrics(settings.webhooks.metrics_host, settings.webhooks.metrics_port, collector)
         tell_missing(given.topics, current_settings(connection.client, settings))
         webhooks.look()
         announce_ready()
@@ -85,14 +104,20 @@ def main(arguments: list[str], stop: Stop) -> int:
     return EXIT_SUCCESS
 
 
+def new_collector(namespace: str, webhooks: Webhooks) -> "WebhooksCollector":
+    """Return what serves the metrics of the job; only who has them served loads their library."""
+    from pipeline.webhooks.metrics import WebhooksCollector
+
+    return WebhooksCollector(namespace, webhooks)
+
+
 def tell_missing(topics: list[str], settings: Settings) -> None:
     """Tell of topics that were named and have no webhook yet."""
     for topic in topics:
         if not settings.of_topic(topic).webhook:
             log.warning(
-                "topic %s has no webhook yet; ./spark-submit.sh jobs/topics.py set %s webhook=URL gives it one",
-                topic,
-                topic,
+                "topic %s has no webhook yet; %s gives it one",
+                *(topic, command_text("topics", f"set {topic} webhook=URL")),
             )
 
 

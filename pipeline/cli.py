@@ -19,7 +19,7 @@ from pipeline.core.clock import SystemClock
 from pipeline.core.due import DELAY_SEC_MAX, due_ms_of_text, is_due_in_range
 from pipeline.core.errors import ConfigError, PipelineError, StoreError
 from pipeline.core.stop import Stop as Stop
-from pipeline.core.text import command_text, has_password, span_ms, visible
+from pipeline.core.text import command_text, has_password, install_text, span_ms, visible
 from pipeline.runtime.server import private_server
 from pipeline.store.checks import check_server, find_cluster
 from pipeline.store.connection import connect
@@ -103,6 +103,30 @@ def parse_command(
     if given.namespace is not None:
         flags["redis"]["namespace"] = given.namespace
     return given, load_settings(flags, os.environ, given.config)
+
+
+def add_metrics_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options that say where a job serves its metrics."""
+    parser.add_argument("--metrics-port", metavar="N", help="port for Prometheus metrics (default: 0, not served)")
+    parser.add_argument("--metrics-host", metavar="ADDRESS", help="address for Prometheus metrics (default: 127.0.0.1)")
+
+
+def serve_metrics(host: str, port: int, new_collector: Callable[[], Any]) -> None:
+    """Serve what a collector of ``pipeline.metrics`` gives until the process ends, if a port is given.
+
+    Args:
+        new_collector: makes it; only then the library is loaded, which takes time.
+    Raises:
+        ConfigError: the library is not installed, or the address can't be had.
+    """
+    if not port:
+        return
+    try:
+        from pipeline import metrics
+    except ImportError as exc:
+        raise ConfigError(f"--metrics-port needs {exc.name}: {install_text('metrics')}.") from exc
+    metrics.serve_metrics(host, port, new_collector())
+    log.info("metrics are on http://%s:%d/metrics", host, port)
 
 
 def add_when(parser: argparse.ArgumentParser, verb: str, is_required: bool = False) -> None:

@@ -6,6 +6,7 @@ from typing import Final, NoReturn
 
 from pipeline import __version__
 from pipeline.cli import EXIT_SUCCESS, EXIT_USAGE, run_main
+from pipeline.core.text import install_text
 
 # All that need no Spark.
 JOBS: Final = {
@@ -40,7 +41,7 @@ def main() -> NoReturn:
     except ModuleNotFoundError as exc:
         if name not in EXTRAS:
             raise
-        print(f"duetime: {name} also needs {exc.name}: pip install 'duetime[{EXTRAS[name]}]'.", file=sys.stderr)
+        print(f"duetime: {name} also needs {exc.name}: {install_text(EXTRAS[name])}.", file=sys.stderr)
         sys.exit(EXIT_USAGE)
     del sys.argv[1]
     run_main(name, job.main)

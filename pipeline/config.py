@@ -43,6 +43,8 @@ PositiveHours = Annotated[float, Meta(gt=0, le=8_784, description="greater than 
 PositiveSec = Annotated[float, Meta(gt=0, le=86_400, description="greater than 0, and at most 86400")]
 LeaseSec = Annotated[float, Meta(ge=0.1, le=86_400, description="0.1 to 86400")]
 KafkaTopic = Annotated[str, Meta(pattern=r"\A[A-Za-z0-9._-]{0,249}\Z", description="at most 249 of A-Z a-z 0-9 . _ -")]
+Host = Annotated[str, Meta(min_length=1, description="an address of this machine")]
+MetricsPort = Annotated[int, Meta(ge=0, le=65_535, description="0 (off) to 65535")]
 WebUrl = Annotated[str, Meta(pattern=URL_PATTERN, description=URL_RULE)]
 SINKS = get_args(SinkName)
 
@@ -124,8 +126,8 @@ class DrainSettings:
     id_retention_sec: Positive = 86_400
     max_rate: ZeroIsOff = 0
     topics_max: Annotated[int, Meta(ge=1, le=1_000, description="1 to 1000")] = 100
-    metrics_host: Annotated[str, Meta(min_length=1, description="an address of this machine")] = "127.0.0.1"
-    metrics_port: Annotated[int, Meta(ge=0, le=65_535, description="0 (off) to 65535")] = 0
+    metrics_host: Host = "127.0.0.1"
+    metrics_port: MetricsPort = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,10 +152,18 @@ class TopicSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class WebhookSettings:
+    """Where the job that posts webhooks serves its metrics; what it posts are settings of topics."""
+
+    metrics_host: Host = "127.0.0.1"
+    metrics_port: MetricsPort = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ApiSettings:
     """Where the HTTP API listens, who may ask, and how much it takes in."""
 
-    host: Annotated[str, Meta(min_length=1, description="an address of this machine")] = "127.0.0.1"
+    host: Host = "127.0.0.1"
     port: Annotated[int, Meta(ge=0, le=65_535, description="0 (any) to 65535")] = 8600
     unix: str = ""
     tokens: str = ""
@@ -196,6 +206,7 @@ class Settings:
     topic: Mapping[str, TopicSettings] = field(default_factory=dict)
     # What the user said of topics, by topic or ALL_TOPICS; the namespace may say something else, and then this is refused.
     given: Mapping[str, Mapping[str, Value]] = field(default_factory=dict)
+    webhooks: WebhookSettings = field(default_factory=WebhookSettings)
     api: ApiSettings = field(default_factory=ApiSettings)
     local: LocalSettings = field(default_factory=LocalSettings)
 

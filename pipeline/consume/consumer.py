@@ -59,7 +59,8 @@ class Consumer:
         reads_ahead: while there is a backlog, an ``ack`` of all that is in flight also reads, for who takes the next batch at once:
             that saves a round trip and an fsync. It does nothing in an ordered group.
 
-        on_close: called when it is closed; ``enter`` before all else, until it succeeds: it makes the group known.
+        on_close: called when it is closed; ``enter`` before all else, until it succeeds: it makes the group known; ``on_outcome``
+            when a message was not handled.
     """
 
     store: GroupStore
@@ -74,6 +75,7 @@ class Consumer:
     reads_ahead: bool = False
     enter: Callable[[], object] | None = None
     on_close: Callable[[], object] = lambda: None
+    on_outcome: Callable[[Outcome], object] = lambda outcome: None
     late_acks: int = 0
     _lease_ms: float = field(init=False)
     _renewer: LeaseRenewer = field(init=False)
@@ -116,8 +118,7 @@ class Consumer:
         """Wait a while for messages and return some, none if there are none; settle them before the next call."""
         while self._fetch(limit or self.limit):
             self._keep_waiting()
-            started = [self._start(delivery) for delivery in self._in_flight.waiting()]
-            if found := [entry for entry in started if entry]:
+            if found := [entry for delivery in self._in_flight.waiting() if (entry := self._start(delivery))]:
                 return found
         return []
 
@@ -328,8 +329,7 @@ class Consumer:
         return self._reading(self._ahead, lambda: self.store.ack_and_read(entries, self._ahead))
 
     def _settle(self, settle: Callable[[], list[bool]], entries: Sequence[Entry]) -> list[bool]:
-        since_ms = self._in_flight.since_ms(entries)
-        done = self._surely(settle, [True] * len(entries), since_ms)
+        done = self._surely(settle, [True] * len(entries), self._in_flight.since_ms(entries))
         self._in_flight.forget(entries)
         return done
 
@@ -345,11 +345,11 @@ class Consumer:
                 return self.store.dead_letter(entry, reason, detail, now_ms)
             return self.store.schedule_retry(entry, now_ms + delay_ms, entry.attempt + counts)
 
-        outcome = Outcome.DEAD if is_dead else Outcome.RETRY
-        if not self._surely(call, True, since_ms):
-            self.late_acks += 1
-            outcome = Outcome.LEASE_LOST
+        is_own = self._surely(call, True, since_ms)
+        self.late_acks += not is_own
+        outcome = Outcome.LEASE_LOST if not is_own else Outcome.DEAD if is_dead else Outcome.RETRY
         log_outcome(outcome, entry, reason, detail, self.settings.attempts_max, delay_ms)
+        self.on_outcome(outcome)
         return outcome
 
     def _surely(self, call: Callable[[], T], done: T, since_ms: float) -> T:

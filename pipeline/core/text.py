@@ -38,6 +38,11 @@ def command_text(job: str, arguments: str = "") -> str:
     return f"{command} {arguments}".rstrip()
 
 
+def install_text(extra: str) -> str:
+    """Return how users install what an extra of the wheel brings; nothing is published, so that is done in a checkout."""
+    return f"pip install '.[{extra}]' in the checkout brings it"
+
+
 def utc_text(epoch_ms: int) -> str:
     """Return ``2026-11-20 12:00:01Z``, cut to the second; a time that no calendar has becomes the first or last one."""
     return _second_text(min(max(epoch_ms, CALENDAR_FIRST_MS), CALENDAR_LAST_MS) // 1000)

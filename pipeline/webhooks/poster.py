@@ -3,55 +3,20 @@
 import logging
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from functools import partial
 
 from pipeline.config import TopicSettings
 from pipeline.consume.consumer import Consumer
-from pipeline.consume.handling import Breaker, Refused, run
+from pipeline.consume.handling import Breaker, Refused, TargetDown, run
 from pipeline.core.clock import Clock
 from pipeline.core.errors import ConfigError
-from pipeline.core.lateness import Lateness
 from pipeline.core.stop import Stop
-from pipeline.core.text import count_text
 from pipeline.store.entries import Entry
 from pipeline.store.keys import Keys
 from pipeline.webhooks.target import Target
+from pipeline.webhooks.totals import Result, Totals
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(slots=True)
-class Totals:
-    """What a job has posted; threads may count at the same time. The lateness is of messages that were taken at first."""
-
-    posted: int = 0
-    refused: int = 0
-    failed: int = 0
-    late_acks: int = 0
-    lateness: Lateness = field(default_factory=Lateness)
-    _lock: threading.Lock = field(default_factory=threading.Lock)
-
-    def count_posted(self, entry: Entry, at_ms: int) -> None:
-        """Count a message that its target has taken."""
-        with self._lock:
-            self.posted += 1
-            if entry.attempt == 1:
-                self.lateness.add(at_ms - entry.due_ms)
-
-    def count(self, refused: int = 0, failed: int = 0, late_acks: int = 0) -> None:
-        """Count what went otherwise."""
-        with self._lock:
-            self.refused += refused
-            self.failed += failed
-            self.late_acks += late_acks
-
-    def __str__(self) -> str:
-        lateness = f", lateness {self.lateness}" if self.lateness.total() else ""
-        tries = count_text(self.failed, "failed try", "failed tries")
-        return (
-            f"posted {count_text(self.posted, 'message')}{lateness}; {self.refused:,} refused, {tries}, "
-            f"{self.late_acks:,} late acks"
-        )
 
 
 class Poster:
@@ -93,6 +58,11 @@ class Poster:
             for shards in shares
         ]
 
+    @property
+    def is_target_down(self) -> bool:
+        """Whether the target seems to be down."""
+        return self._breaker.is_down
+
     def start(self) -> None:
         """Begin to post."""
         for thread in self._threads:
@@ -117,10 +87,11 @@ class Poster:
             with self._open_consumer(self.topic, self.settings, self._stop, shards) as consumer:
                 if self.settings.webhook_concurrency > 1:
                     consumer.limit = 1  # what one thread read ahead, the others could not post
+                consumer.on_outcome = partial(self._totals.count_outcome, self.topic)
                 try:
                     run(consumer, self._post, self._breaker, self._turns)
                 finally:
-                    self._totals.count(late_acks=consumer.late_acks)
+                    self._totals.count_late_acks(consumer.late_acks)
         except Exception as exc:  # of a thread nobody else would hear it
             if not self._stop.requested:
                 self.is_wrong = isinstance(exc, ConfigError)
@@ -133,12 +104,15 @@ class Poster:
             self._stop.requested = True  # one that fails ends the others
 
     def _post(self, entry: Entry) -> None:
+        result = Result.FAILED
         try:
             self._target.post(entry)
+            result = Result.TAKEN
         except Refused:
-            self._totals.count(refused=1)
+            result = Result.REFUSED
             raise
-        except Exception:
-            self._totals.count(failed=1)
+        except TargetDown:
+            result = Result.UNAVAILABLE
             raise
-        self._totals.count_posted(entry, self._clock.wall_ms())
+        finally:
+            self._totals.count(entry, result, self._clock.wall_ms())

@@ -10,13 +10,15 @@ from pipeline.config import ALL_TOPICS, Settings, TopicSettings, convert_topic_s
 from pipeline.consume.consumer import Consumer
 from pipeline.consume.opening import new_consumer, new_store, place_from_now, shards_of_consumers, stoppable
 from pipeline.core.clock import Clock
-from pipeline.core.errors import ConfigError
+from pipeline.core.errors import ConfigError, StoreError
 from pipeline.core.stop import Stop
+from pipeline.core.text import command_text
 from pipeline.store.keys import Keys
 from pipeline.store.namespace import current_settings
 from pipeline.store.topics import Topics
-from pipeline.webhooks.poster import Poster, Totals
+from pipeline.webhooks.poster import Poster
 from pipeline.webhooks.signing import Secrets, secrets_of
+from pipeline.webhooks.totals import Totals
 
 GROUP = "webhook"
 KEYS = ("webhook", "webhook_timeout_sec", "webhook_concurrency")
@@ -49,6 +51,7 @@ class Webhooks:
         only: Collection[str] = (),
     ) -> None:
         self.totals = Totals()
+        self.is_up = False  # whether the last look had its answers
         self._client = client
         self._settings = settings
         self._topics = Topics(client, shards)
@@ -67,7 +70,12 @@ class Webhooks:
         Raises:
             StoreError: no answer, or an error: what runs goes on, and the same call may be made again.
         """
-        wanted = self._wanted()
+        try:
+            wanted = self._wanted()
+        except StoreError:
+            self.is_up = False
+            raise
+        self.is_up = True
         for topic, poster in list(self._posters.items()):
             settings = wanted.get(topic)
             is_over = not poster.runs() and not poster.is_wrong
@@ -75,8 +83,8 @@ class Webhooks:
                 self._end(topic)
                 if settings is None:
                     log.info(
-                        "topic %s has no webhook any more; its group keeps what is not posted: jobs/topics.py drop-group %s %s",
-                        *(topic, topic, GROUP),
+                        "topic %s has no webhook any more; its group keeps what is not posted until it is dropped: %s",
+                        *(topic, command_text("topics", f"drop-group {topic} {GROUP}")),
                     )
         self._leaving = [poster for poster in self._leaving if poster.runs()]
         for topic, settings in wanted.items():
@@ -86,6 +94,10 @@ class Webhooks:
     def posting(self) -> list[str]:
         """Return the topics that are posted now, in order."""
         return sorted(topic for topic, poster in self._posters.items() if poster.runs())
+
+    def targets_down(self) -> dict[str, bool]:
+        """Return whether the target of each topic that is posted seems to be down."""
+        return {topic: poster.is_target_down for topic, poster in list(self._posters.items())}
 
     def stop(self) -> None:
         """Let all that is in hand be finished, as long as their targets may take to answer."""

@@ -9,8 +9,9 @@ from prometheus_client import CollectorRegistry
 
 from pipeline import __version__
 from pipeline.core.errors import ConfigError, StoreUnavailable
-from pipeline.drain.metrics import BUCKETS_AHEAD, READ_MS, SWITCH_SEC, LoopCollector, serve_metrics
+from pipeline.drain.metrics import BUCKETS_AHEAD, READ_MS, LoopCollector
 from pipeline.drain.stats import Totals
+from pipeline.metrics import SWITCH_SEC, serve_metrics
 from pipeline.store.heartbeats import LOOP_COUNTERS
 from pipeline.store.ingest_heartbeat import Waiting
 from pipeline.store.stats import Forecast

@@ -3,7 +3,9 @@
 import base64
 import json
 import signal
+import socket
 import threading
+import urllib.request
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -71,7 +73,10 @@ def test_a_webhook_that_is_set_while_the_job_runs_is_posted_signed_until_it_is_s
 ) -> None:
     environ = {"REDIS_URL": redis_server.url}
     Path(checkout.root / "secrets").write_text(f"* whsec_{base64.b64encode(bytes(32)).decode()}\n")
-    job = checkout.run("jobs/webhooks.py", "--secrets", "secrets", "--log-format", "json", environ=environ)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = str(listener.getsockname()[1])
+    flags = ("--secrets", "secrets", "--log-format", "json", "--metrics-port", port)
+    job = checkout.run("jobs/webhooks.py", *flags, environ=environ)
     drain = checkout.run("jobs/drain.py", environ=environ)
     told(checkout, redis_server, "jobs/topics.py", "set", f"webhook={receiver.url}")
     with Duetime(redis_server.url) as duetime:
@@ -79,9 +84,12 @@ def test_a_webhook_that_is_set_while_the_job_runs_is_posted_signed_until_it_is_s
         receiver.wait_for_posts(1)
     assert receiver.posted[0].header("webhook-signature").startswith("v1,")
     job.wait_for_line("posting the messages of topic news to ")
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as reply:
+        assert b'duetime_webhooks_up{namespace="duetime"} 1.0' in reply.read()
     assert job.stop(signal.SIGINT) == 0
     records = [json.loads(line) for _, line in job.err]
-    assert "4 at a time, signed" in records[0]["message"]
+    [posting] = [record["message"] for record in records if "posting the messages" in record["message"]]
+    assert "4 at a time, signed" in posting
     assert records[-1]["message"].startswith("posted 1 message, lateness p50 ")
     assert drain.stop() == 0
 
