@@ -127,6 +127,12 @@ def check_types(schema: T.StructType) -> None:
     """
     for field in schema:
         allowed = _TYPES.get(field.name)
+        if field.name == "due" and isinstance(field.dataType, T.TimestampNTZType | T.DateType):
+            clock = " 09:00:00" if isinstance(field.dataType, T.DateType) else ""
+            raise TypeError(
+                f"The column due is of type {field.dataType.simpleString()}, which has no time zone: make it a timestamp, "
+                f"for example try_to_timestamp(concat(cast(due as string), '{clock} Europe/Berlin'))."
+            )
         if allowed and not isinstance(field.dataType, (*allowed, T.NullType)):
             raise TypeError(
                 f"The column {field.name} is of type {field.dataType.simpleString()}, which no request has."

@@ -68,6 +68,9 @@ def update(root: Path, lock: str) -> None:
             [str(python), "-m", "pip", "install", "-r", str(root / lock)], root, log, guard.fileno(),
             f"The packages could not be installed: put right what {log} says, then start again.",
         )  # fmt: skip
+        for packages in venv.glob("lib/python*/site-packages"):
+            # Programs that .venv/bin/python runs import duetime, too. Relative, so that a checkout can be moved or copied.
+            (packages / "duetime-checkout.pth").write_text("../../../..\n")
         installed.mkdir()
         for name in (lock, *CONTAINED.get(lock, ())):
             shutil.copyfile(root / name, installed / name)

@@ -124,13 +124,13 @@ def find_configuration(arguments: list[str], default: str) -> Path:
 
 
 def pack_package(root: Path, folder: Path) -> Path:
-    """Zip the ``pipeline`` package for executors and return its path.
+    """Zip the package, under both of its names, for executors and return its path.
 
     The name holds the content's hash: a running job's file never changes, and the same sources give the same file.
     """
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
-        for path in sorted((root / "pipeline").rglob("*")):
+        for path in sorted(path for name in ("duetime", "pipeline") for path in (root / name).rglob("*")):
             if path.is_file() and "__pycache__" not in path.parts:
                 info = zipfile.ZipInfo(path.relative_to(root).as_posix())  # dated 1980
                 info.external_attr = 0o644 << 16

@@ -114,7 +114,7 @@ def plan_program(argv: Sequence[str], environ: Mapping[str, str], *, root: Path 
     if is_ours and (ABOUT.intersection(arguments) or not needs_spark):
         return Program((sys.executable, str(script), *arguments), dict(environ))
     check_cluster(master, in_cluster, is_ours and in_cluster, options, conf_dir, environ)
-    if is_ours and not is_local:
+    if not is_local:
         packed = pack_package(root, state_dir / "py-files")
         options = append_file(options, conf_dir, "--py-files", "spark.submit.pyFiles", packed)
     if is_ours and in_cluster:

@@ -24,9 +24,6 @@ from tests.web.running import Api, running, settings_of
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-# In a checkout the package has another name than in the wheel.
-AS_IN_THE_WHEEL = "import sys, pipeline.client\nsys.modules['duetime'] = pipeline.client\n"
-
 
 @pytest.fixture
 def api(server: RealServer) -> Iterator[Api]:
@@ -74,39 +71,52 @@ def test_a_table_is_scheduled(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    import pipeline.spark  # late, as it imports Spark
-
-    monkeypatch.setitem(sys.modules, "duetime.spark", pipeline.spark)
     monkeypatch.setenv("REDIS_URL", server.url)
     monkeypatch.setenv("DUETIME_REDIS_NAMESPACE", f"test-{uuid.uuid4().hex}")
     monkeypatch.setenv("DUETIME_LOCAL_STATE", str(tmp_path))
     trials = spark.createDataFrame([("ada", "gold", None)], "user string, plan string, ends_at timestamp")
-    [of_readme] = [code for code in run_here("README.md", __file__) if "schedule" in code.text]
-    for _ in range(2):
-        exec(of_readme.text, {"spark": spark})
     known: dict[str, object] = {"trials": trials, "spark": spark}
-    scheduling, writing, reading, _ = run_here("docs/how-to/spark.md", __file__)
+    scheduling, local, writing, reading, _ = run_here("docs/how-to/spark.md", __file__)
     exec(scheduling.text, known)
     lines = capsys.readouterr().out.splitlines()
-    assert lines[:3] == ["1000 0 0", "0 1000 0", "0 0 1"] and "missing_due" in "".join(lines)
+    assert lines[0] == "0 0 1" and "missing_due" in "".join(lines)
     known["reminders"] = spark.sql("select 'tea' as message, timestamp '2027-05-06 07:08:09Z' as due, 'mail' as topic")
     exec(writing.text, known)
     exec(reading.text, known)
     [row] = [line.split("|") for line in capsys.readouterr().out.splitlines() if "2027-05-06" in line]
     assert [row[1].strip(), row[3].strip()] == ["mail", "1"]
 
+    rows = [("ada", "2027-03-27", "Europe/Berlin"), ("bob", "2027-03-28", "Europe/Berlin")]
+    rows += [("cid", "2027-03-28", "America/New_York"), ("dan", "2027-03-28", "Mars/Base"), ("eve", "2027-03-28", None)]
+    users = spark.createDataFrame(rows, "user string, day string, zone string")
+    known["users"] = users.withColumn("day", users.day.cast("date"))
+    spark.conf.set("spark.sql.session.timeZone", "Asia/Tokyo")  # it must not matter
+    try:
+        exec(local.text, known)
+    finally:
+        spark.conf.set("spark.sql.session.timeZone", "UTC")
+    with Duetime() as duetime:
+        due = {waiting.message.body: waiting.due for waiting in duetime.upcoming()}
+    assert {user: due.get(f"good morning, {user}") for user, *_ in rows} == {
+        "ada": datetime(2027, 3, 27, 8, tzinfo=UTC),
+        "bob": datetime(2027, 3, 28, 7, tzinfo=UTC),
+        "cid": datetime(2027, 3, 28, 13, tzinfo=UTC),
+        "dan": None,
+        "eve": None,
+    }
+
 
 def test_the_program_in_python_works(server: RealServer, tmp_path: Path) -> None:
     [code] = run_here("docs/how-to/python.md", __file__)
     environ = {"REDIS_URL": server.url, "PYTHONPATH": str(ROOT), "PATH": os.defpath}
-    command = [sys.executable, "-c", AS_IN_THE_WHEEL + code.text]
+    command = [sys.executable, "-c", code.text]
     done = subprocess.run(command, env=environ, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, "1 reminder waits\ncancelled\n", "")
 
 
 def test_the_program_that_measures_memory_finds_what_the_page_says(tmp_path: Path) -> None:
     [code] = run_here("docs/explanation/capacity.md", __file__)
-    command = [sys.executable, "-c", AS_IN_THE_WHEEL + code.text, "20000", "200", "16"]
+    command = [sys.executable, "-c", code.text, "20000", "200", "16"]
     with real_server() as server:
         environ = {"REDIS_URL": f"unix://{server.folder}/s", "PYTHONPATH": str(ROOT), "PATH": os.defpath}
         done = subprocess.run(

@@ -1,12 +1,13 @@
-"""docs/tutorial.md from its first line to its last, and then the commands of README.md: typed, and compared with what they show."""
+"""The commands of README.md, then docs/tutorial.md from its first line to its last: typed, and compared with what they show."""
 
 import signal
 from pathlib import Path
 
 import pytest
 
+from pipeline.runtime.process import wait_until
 from tests.docs.pages import Block, run_here
-from tests.docs.terminal import Terminals, looks_like
+from tests.docs.terminal import WAIT_SEC, Terminals, looks_like
 
 START_SEC = 300.0  # of Spark, on a machine that is busy with other tests
 
@@ -20,7 +21,7 @@ def follow(terminals: Terminals, block: Block) -> None:
         assert not written or looks_like(printed, written), f"{block}: {command} printed {printed}"
 
 
-def test_the_tutorial_works_from_nothing_to_a_retry_and_the_commands_of_the_readme_too(terminals: Terminals) -> None:
+def test_the_commands_of_the_readme_work_and_then_the_tutorial_to_a_retry(terminals: Terminals) -> None:
     tutorial = run_here("docs/tutorial.md", __file__)
     (
         everything,
@@ -39,11 +40,14 @@ def test_the_tutorial_works_from_nothing_to_a_retry_and_the_commands_of_the_read
     ) = tutorial
     first = terminals.start(everything.commands()[0][0])
     first.wait_for_line("That was the sample.", START_SEC)
+    [readme] = run_here("README.md", __file__, "console")
+    follow(terminals, readme)
+    first.wait_for_line(": tea is ready")
     follow(terminals, by_hand)
     follow(terminals, dropping)
     first.wait_for_line("2 in, 1 stored, 0 duplicates, 1 rejected")
     follow(terminals, rejects)
-    first.wait_for_line(": tea is ready")
+    first.wait_for_line(": the rice is done")
 
     follow(terminals, routing)
     program = Path(terminals.root, "mail.py")
@@ -64,8 +68,14 @@ def test_the_tutorial_works_from_nothing_to_a_retry_and_the_commands_of_the_read
     follow(terminals, redriving)
     third.wait_for_line("attempt 1: no address")
     follow(terminals, status)
-
-    [readme] = run_here("README.md", __file__)
-    follow(terminals, readme)
     assert first.stop(signal.SIGINT) == 0
     assert "Exception" not in first.screen()
+
+
+def test_the_program_of_the_readme_schedules_a_table_and_can_be_run_again(terminals: Terminals) -> None:
+    [code] = run_here("README.md", __file__, "python")
+    terminals.start("./spark-submit.sh jobs/drain.py")
+    assert wait_until(Path(terminals.root, ".duetime/server/redis.sock").exists, WAIT_SEC)
+    Path(terminals.root, "my.py").write_text(code.text)
+    assert terminals.type("./spark-submit.sh my.py") == "1000 0 0\n"
+    assert terminals.type("./spark-submit.sh my.py") == "0 1000 0\n"

@@ -16,6 +16,7 @@ import psutil
 
 ROOT = Path(__file__).resolve().parents[2]
 COPIED = (
+    "duetime",
     "pipeline",
     "jobs",
     "conf",

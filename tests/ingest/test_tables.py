@@ -5,8 +5,10 @@ import uuid
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from datetime import datetime
 from pathlib import Path
 from typing import Any
+from zoneinfo import ZoneInfo
 
 import pyarrow as pa
 import pytest
@@ -295,6 +297,18 @@ def test_columns_that_make_no_request_are_told(
     with pytest.raises(wrong, match=re.escape(sentence)):
         stage.schedule(later(spark, 1), **columns)
     assert stage.staged() == []
+
+
+@pytest.mark.parametrize(("of_type", "hour"), [("timestamp_ntz", 0), ("date", 9)])
+def test_a_due_time_without_a_zone_is_refused_with_the_way_to_give_it_one(
+    spark: SparkSession, stage: Stage, of_type: str, hour: int
+) -> None:
+    table = spark.sql(f"select 'tea' as message, cast('2027-07-01' as {of_type}) as due")
+    with pytest.raises(TypeError, match=f"is of type {of_type}, which has no time zone") as told:
+        stage.schedule(table)
+    [remedy] = re.findall(r"for example (.*)\.$", str(told.value))
+    [row] = table.selectExpr(f"unix_millis({remedy}) as due_ms").collect()
+    assert row.due_ms == datetime(2027, 7, 1, hour, tzinfo=ZoneInfo("Europe/Berlin")).timestamp() * 1_000
 
 
 def test_a_table_is_scheduled_on_the_server_of_the_environment(

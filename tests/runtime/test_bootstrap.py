@@ -69,6 +69,16 @@ def test_the_environments_own_pip_is_asked_for_what_the_lock_file_says(root: Pat
     assert "No matching distribution found for a==1" in (root / "stderr").read_text()
 
 
+def test_programs_that_the_environments_python_runs_can_import_what_is_in_the_checkout(
+    root: Path, install: Install, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    assert install(":", venv=f"'{sys.executable}' -m venv --without-pip .venv").wait(60) == 0
+    moved = root.rename(tmp_path_factory.mktemp("other") / "moved")
+    program = [moved / ".venv" / "bin" / "python", "-c", "import sys; print(*sys.path, sep='\\n')"]
+    paths = subprocess.run(program, cwd="/", env={}, capture_output=True, text=True, check=True).stdout
+    assert str(moved) in paths.splitlines()
+
+
 def test_a_changed_lock_file_is_installed_into_the_same_environment(root: Path, install: Install) -> None:
     assert install("echo >> starts; touch .venv/kept").wait(20) == 0
     (root / "requirements.lock").write_text("a==2\n")

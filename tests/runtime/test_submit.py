@@ -34,7 +34,14 @@ rejects = "/shared/rejects"
 def root(tmp_path: Path) -> Path:
     """A checkout with a small package, jobs and configuration, and a Java on PATH."""
     jobs = [f"jobs/{job}.py" for job in JOBS]
-    for file in (*jobs, "mine.py", "pipeline/a.py", "pipeline/store/x.lua", "conf/pipeline.toml"):
+    for file in (
+        *jobs,
+        "mine.py",
+        "duetime/__init__.py",
+        "pipeline/a.py",
+        "pipeline/store/x.lua",
+        "conf/pipeline.toml",
+    ):
         (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / file).write_text(CONFIGURATION if file.endswith("toml") else "")
     java = tmp_path / "java" / "bin" / "java"
@@ -131,8 +138,6 @@ def test_what_can_only_fail_is_refused_in_a_sentence(plan: Plan, arguments: str,
 @pytest.mark.parametrize(
     "arguments",
     [
-        "--deploy-mode cluster --master yarn mine.py",
-        "--conf spark.submit.deployMode=cluster --master yarn mine.py --once",
         "--class a.B app.jar x.py",
         "--class=a.B app.jar x.py",
         "app.jar x",
@@ -253,10 +258,25 @@ def test_executors_elsewhere_get_our_package_along_with_the_users_files(plan: Pl
     files = given[given.index("--py-files") + 1].split(",")
     assert given.count("--py-files") == 1
     assert files[:2] == ["a.zip", "b.py"]
-    assert zipfile.ZipFile(files[2]).namelist() == ["pipeline/a.py", "pipeline/store/x.lua"]
+    assert zipfile.ZipFile(files[2]).namelist() == ["duetime/__init__.py", "pipeline/a.py", "pipeline/store/x.lua"]
 
 
-@pytest.mark.parametrize("arguments", ["jobs/ingest.py", "--master local[4] jobs/ingest.py", "--master yarn mine.py"])
+@pytest.mark.parametrize(
+    "options",
+    ["", "--deploy-mode cluster", "--conf spark.submit.deployMode=cluster"],
+    ids=["client", "cluster", "conf"],
+)
+def test_a_program_of_the_users_gets_our_package_on_a_cluster(plan: Plan, root: Path, options: str) -> None:
+    program = plan(f"{options} --master yarn mine.py --once")
+    given = list(program.argv) if options else shlex.split(program.environ["PYSPARK_SUBMIT_ARGS"])
+    packed = given.pop(given.index("--py-files") + 1)
+    assert Path(packed).parent == root / "state" / "py-files"
+    if options:
+        assert given[0].endswith("/pyspark/bin/spark-submit")
+        assert given[1:] == [*shlex.split(options), "--master", "yarn", "--py-files", "mine.py", "--once"]
+
+
+@pytest.mark.parametrize("arguments", ["jobs/ingest.py", "--master local[4] jobs/ingest.py", "--master local mine.py"])
 def test_nobody_else_gets_it(plan: Plan, arguments: str) -> None:
     assert "--py-files" not in plan(arguments).environ["PYSPARK_SUBMIT_ARGS"]
 
