@@ -21,8 +21,8 @@ def schedule(
     """Schedule the rows of a table, on the server of ``REDIS_URL`` or the configuration.
 
     The name is an idempotency key: called again with it, from any session or cluster, whatever the table is by then, nothing is
-    stored twice. A call that was cut off is completed by the next one with the name. In ``foreachBatch`` let the name have the
-    number of the batch.
+    stored twice; if it has other rows than then, a warning is logged. A call that was cut off is completed by the next one with
+    the name. In ``foreachBatch`` let the name have the id of the query and the number of the batch.
 
     Args:
         table: columns ``message`` (text, or a struct, map or array, which is written as JSON); one of ``due`` (timestamp, ISO 8601
@@ -61,9 +61,10 @@ def register(spark: SparkSession) -> None:
     ``spark.read.format("duetime").load()`` gives what is scheduled; see ``scheduled``.
 
     ``df.write.format("duetime").option("name", "trials").mode("append").save()`` schedules a table as ``schedule`` does, and
-    ``df.writeStream.format("duetime")`` each batch of a stream, for the name ``<name>-<number of the batch>``. Options are the
-    arguments of ``schedule``; and ``refused``: with ``fail``, the default, rows that are no requests fail the write before anything
-    is scheduled, with ``keep`` they are left out.
+    ``df.writeStream.format("duetime")`` each batch of a stream, for the name ``<name>-<id of the query>-<number of the batch>``.
+    Options are the arguments of ``schedule``, and two more. ``refused``: with ``fail``, the default, rows that are no requests fail
+    the write before anything is scheduled, with ``keep`` they are left out. ``changedRows``: with ``error``, the default, other
+    rows than those that a name is known for fail the write, with ``ignore`` they are left out.
 
     Raises:
         ConfigError: a setting is not valid.

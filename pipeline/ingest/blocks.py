@@ -8,11 +8,12 @@ so a block gives the same messages whenever it is read. It is stored like a part
 
 import binascii
 from collections.abc import Iterable, Iterator
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from pandas.util import hash_array
 from pyspark import TaskContext
 
 from pipeline.core.errors import PipelineError
@@ -30,6 +31,8 @@ from pipeline.ingest.writer import PartitionWriter
 BLOCK_ROWS: Final = 250_000
 BLOCK_BYTES: Final = 16 * 1024 * 1024
 
+DIGEST_BITS: Final = 64
+
 _BLOCK_BITS: Final = 22  # of a token's second half, for the number of a block in its task; the other bits count tasks
 _OPTIONS: Final = pa.ipc.IpcWriteOptions(compression="lz4")
 
@@ -43,6 +46,36 @@ def token_of(arrival_ms: int, seed: int, task: int, number: int) -> str:
         seed: of ``TOKEN_HALF_BITS`` random bits, so that tables of the same millisecond have other tokens.
     """
     return encode_token(arrival_ms, (seed + (task << _BLOCK_BITS) + number) % (1 << TOKEN_HALF_BITS))
+
+
+class Block(NamedTuple):
+    """A block as it is written, the number of its rows, and their part of the digest of the table."""
+
+    line: str
+    rows: int
+    digest: int
+
+
+def digest_of(asked_ms: pa.Array, rest: pa.Array) -> int:
+    """Return the sum of the hashes of rows: the same for the same rows, however they are ordered and divided.
+
+    Args:
+        asked_ms: the due time, or for a row with a delay of n ms, which is due later each time that it comes, -1 - n.
+
+        rest: see above.
+    """
+    if not len(rest):
+        return 0
+    texts = hash_array(rest.cast(pa.binary()).to_numpy(zero_copy_only=False), categorize=False)
+    hashes = hash_array(
+        texts + 31 * hash_array(asked_ms.to_numpy())
+    )  # of both together: times of two rows may not change places
+    return int(hashes.sum(dtype=np.uint64))
+
+
+def add_digests(digests: Iterable[int]) -> int:
+    """Return the digest of all rows from those of some."""
+    return sum(digests) % (1 << DIGEST_BITS)
 
 
 class Packing:
@@ -60,9 +93,11 @@ class Packing:
         self._rows = 0
         self._bytes = 0
 
-    def add(self, due_ms: pa.Array, rest: pa.Array, key: pa.Array) -> Iterator[tuple[str, int]]:
-        """Take messages; yields the blocks that are full, each with its number of rows."""
-        messages = pa.table({"due_ms": due_ms, "rest": rest.cast(pa.binary()), "key": key.cast(pa.binary())})
+    def add(self, due_ms: pa.Array, rest: pa.Array, key: pa.Array, asked_ms: pa.Array) -> Iterator[Block]:
+        """Take messages; yields the blocks that are full. ``asked_ms`` is for ``digest_of``."""
+        messages = pa.table(
+            {"due_ms": due_ms, "rest": rest.cast(pa.binary()), "key": key.cast(pa.binary()), "asked_ms": asked_ms}
+        )
         rows = len(messages) // (messages.nbytes // BLOCK_BYTES + 1) + 1  # long messages: fewer at a time
         for start in range(0, len(messages), rows):
             piece = messages.slice(start, rows)
@@ -72,27 +107,31 @@ class Packing:
             if self._rows >= BLOCK_ROWS or self._bytes >= BLOCK_BYTES:
                 yield from self.finish()
 
-    def finish(self) -> Iterator[tuple[str, int]]:
+    def finish(self) -> Iterator[Block]:
         """Yield what is left, as one block, if anything is."""
         if not self._rows:
             return
         messages, rows = pa.concat_tables(self._waiting).combine_chunks(), self._rows
         self._waiting, self._rows, self._bytes = [], 0, 0
+        digest = digest_of(_whole(messages["asked_ms"]), _whole(messages["rest"]))
+        messages = messages.drop_columns(["asked_ms"])
         if messages["key"].null_count == rows:
             messages = messages.drop_columns(["key"])
         stream = pa.BufferOutputStream()
         with pa.ipc.new_stream(stream, messages.schema, options=_OPTIONS) as writer:
             writer.write_table(messages)
-        yield f"{next(self._names)} {rows} {binascii.b2a_base64(stream.getvalue(), newline=False).decode()}", rows
+        text = binascii.b2a_base64(stream.getvalue(), newline=False).decode()
+        yield Block(f"{next(self._names)} {rows} {text}", rows, digest)
 
 
 class Packer:
-    """The mapInArrow function that writes a table down: rows with ``due_ms``, ``rest``, ``id`` and ``refused`` in, lines out.
+    """The mapInArrow function that writes a table down: rows with ``due_ms``, ``rest``, ``id``, ``asked_ms`` and
+    ``refused`` in, lines out.
 
     A row that is ``refused`` is a line as it is. Tasks may run more than once: Spark keeps what one attempt has written.
     """
 
-    COLUMNS: Final = "value string, accepted long, refused long"
+    COLUMNS: Final = "value string, accepted long, refused long, digest long"
 
     def __init__(self, arrival_ms: int, seed: int) -> None:
         self._arrival_ms = arrival_ms
@@ -104,19 +143,29 @@ class Packer:
         for batch in batches:
             refused = batch.column("refused")
             if refused.null_count < len(refused):
-                lines = refused.drop_null()
-                yield _lines(lines, 0, 1)
+                yield _lines(refused.drop_null(), 0, 1, 0)
                 batch = batch.filter(refused.is_null())
-            columns = (batch.column(name) for name in ("due_ms", "rest", "id"))
-            for line, rows in packing.add(*columns):
-                yield _lines(pa.array([line]), rows, 0)
-        for line, rows in packing.finish():
-            yield _lines(pa.array([line]), rows, 0)
+            columns = (batch.column(name) for name in ("due_ms", "rest", "id", "asked_ms"))
+            for block in packing.add(*columns):
+                yield _lines(pa.array([block.line]), block.rows, 0, block.digest)
+        for block in packing.finish():
+            yield _lines(pa.array([block.line]), block.rows, 0, block.digest)
 
 
-def _lines(lines: pa.Array, accepted: int, refused: int) -> pa.RecordBatch:
-    counts = (pa.array(np.full(len(lines), count)) for count in (accepted, refused))
-    return pa.RecordBatch.from_arrays([lines.cast(pa.string()), *counts], ["value", "accepted", "refused"])
+def count_rows(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Return what ``Packer`` tells of rows, and write nothing down: a mapInArrow function with its columns."""
+    for batch in batches:
+        refused = batch.column("refused")
+        accepted = batch.filter(refused.is_null())
+        digest = digest_of(accepted.column("asked_ms"), accepted.column("rest"))
+        yield _lines(pa.array([""]), len(accepted), len(batch) - len(accepted), digest)
+
+
+def _lines(lines: pa.Array, accepted: int, refused: int, digest: int) -> pa.RecordBatch:
+    digests = np.full(len(lines), digest, np.uint64).view(np.int64)  # Spark has no numbers without a sign
+    counts = (np.full(len(lines), count) for count in (accepted, refused))
+    arrays = [lines.cast(pa.string()), *map(pa.array, (*counts, digests))]
+    return pa.RecordBatch.from_arrays(arrays, ["value", "accepted", "refused", "digest"])
 
 
 def task_number() -> int:

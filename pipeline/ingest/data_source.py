@@ -17,7 +17,7 @@ from pyspark.sql.datasource import (
 )
 
 from pipeline.config import Settings, check_name
-from pipeline.core.errors import ConfigError
+from pipeline.core.errors import ConfigError, PipelineError
 from pipeline.core.ids import TOKEN_HALF_BITS
 from pipeline.ingest.scheduled import ScheduledReader, Selection
 from pipeline.ingest.staged_rows import WORK, Staged, Target, commit, forget, stage_rows, works_of
@@ -74,7 +74,15 @@ class DuetimeSource(DataSource):
         refused = options.pop("refused", "fail")
         if refused not in ("fail", "keep"):
             raise ConfigError(f"The option refused takes fail or keep, not {refused!r}.")
-        name = check_name("campaign", options.pop("name", ""))
+        name = options.pop("name", "")
+        if not name:
+            raise ConfigError(
+                'Give the rows a name, by which they are known when they come again: .option("name", "trials-2026-11").'
+            )
+        check_name("table", name)
+        changed = options.pop("changedrows", "error")
+        if changed not in ("error", "ignore"):
+            raise ConfigError(f"The option changedRows takes error or ignore, not {changed!r}.")
         columns = {key: value for key, value in options.items() if key not in OF_SPARK}
         fields = fields_of(schema.fieldNames(), columns)
         by_field = T.StructType([T.StructField(field, schema[column].dataType) for field, column in fields.items()])
@@ -90,6 +98,7 @@ class DuetimeSource(DataSource):
             name=name,
             keep_sec=int(keep_days) * DAY_SEC,
             keeps_refused=refused == "keep",
+            keeps_first=changed == "ignore",
             fields=fields,
             work=work,
             arrival_ms=arrival_ms,
@@ -117,7 +126,10 @@ class TableWriter(DataSourceArrowWriter):
 
 
 class BatchesWriter(DataSourceStreamArrowWriter):
-    """Schedules each batch of a stream, for the name and its number."""
+    """Schedules each batch of a stream, for the name, the query and its number.
+
+    The query is that of the checkpoint: with another one, Spark counts from 0 again, and the batches of a number have other rows.
+    """
 
     def __init__(self, target: Target) -> None:
         self._target = target
@@ -128,7 +140,12 @@ class BatchesWriter(DataSourceStreamArrowWriter):
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         """Store what all tasks have written down of a batch."""
-        commit(self._target, f"{self._target.name}-{batchId}", messages)
+        queries = {message.query for message in messages if isinstance(message, Staged)}
+        if len(queries) != 1 or "" in queries:
+            raise PipelineError(
+                "Spark did not say of which query this batch is, so it can't be told from others: see its version."
+            )
+        commit(self._target, f"{self._target.name}-{queries.pop()}-{batchId}", messages)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         """Forget what tasks have written down of a batch."""

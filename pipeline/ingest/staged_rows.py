@@ -3,40 +3,52 @@
 Spark calls ``write`` any number of times for a partition, several at once, and can undo none of it. So ``write`` stores nothing:
 it writes its rows down in files of its own and returns their names. ``commit`` comes once, with what one attempt of each task
 returned. It makes these files a campaign, as ``tables.py`` does, and stores them from its own process. A commit that comes again,
-or after a crash, finds the name known, and stores what is left.
+or after a crash, finds the name known, and stores what is left. With other rows it is an error: they would be left out, and
+nobody would know.
 """
 
 import logging
 import os
+import secrets
 import shutil
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
-import msgspec
+import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
+from pyspark import TaskContext
 from pyspark.sql.datasource import WriterCommitMessage
 
 from pipeline.config import Settings
 from pipeline.core.errors import PipelineError
-from pipeline.core.ids import TOKEN_LENGTH
+from pipeline.core.ids import TOKEN_HALF_BITS, encode_token
 from pipeline.core.text import count_text
-from pipeline.ingest.blocks import Packing, rests_of, store_blocks, task_number
+from pipeline.ingest.blocks import Block, Packing, add_digests, rests_of, store_blocks, task_number
 from pipeline.ingest.cold_opening import open_cold
 from pipeline.ingest.parsing import FileText, parse_file
+from pipeline.ingest.row_lines import has_due_times, request_lines
 from pipeline.ingest.stores import Opener, WriterSettings
 from pipeline.ingest.summary import Summary
-from pipeline.ingest.tables import REFUSED, ROWS, check_files, check_rows, complete, new_stage, writer_settings
+from pipeline.ingest.tables import (
+    REFUSED,
+    ROWS,
+    check_files,
+    check_rows,
+    complete,
+    digest_text,
+    new_stage,
+    other_rows,
+    writer_settings,
+)
 from pipeline.store.campaigns import Campaign, Campaigns
 from pipeline.store.keys import keys_of
 
 WORK: Final = ".work"  # the folder of files that no commit has counted yet
 _SCHEME: Final = "file://"
-
-_encode: Final = msgspec.json.Encoder(decimal_format="number").encode
+_QUERY_ID: Final = "sql.streaming.queryId"  # a local property of all tasks of a stream
 
 log = logging.getLogger(__name__)
 
@@ -46,6 +58,8 @@ class Target:
     """What the tasks and the commit of a write know.
 
     Args:
+        keeps_first: whether rows that come for a name which has others are left out; else they are an error.
+
         fields: the column of each field.
 
         work: the folder of files that no commit has counted yet, of this write alone.
@@ -60,6 +74,7 @@ class Target:
     name: str
     keep_sec: int
     keeps_refused: bool
+    keeps_first: bool
     fields: Mapping[str, str]
     work: str
     arrival_ms: int
@@ -70,16 +85,19 @@ class Target:
 class Staged(WriterCommitMessage):
     """The files that an attempt of a task has written, "" for none, and how many rows there are in each.
 
-    ``work`` and ``arrival_ms`` are those of its ``Target``: in a stream, a commit has another one.
+    ``work`` and ``arrival_ms`` are those of its ``Target``: in a stream, a commit has another one. ``query`` is the id that Spark
+    keeps in the checkpoint of a stream, "" in no stream.
     """
 
     work: str
     arrival_ms: int
+    query: str = ""
     accepted_file: str = ""
     accepted: int = 0
     refused_file: str = ""
     refused: int = 0
     first_refusal: str = ""
+    digest: int = 0
 
 
 def stage_rows(batches: Iterator[pa.RecordBatch], target: Target) -> Staged:
@@ -90,18 +108,29 @@ def stage_rows(batches: Iterator[pa.RecordBatch], target: Target) -> Staged:
     """
     packing = Packing(target.arrival_ms, target.seed, task_number())
     name = f"part-{task_number():05}-{uuid.uuid4().hex}"
-    accepted = refused = 0
+    token = encode_token(
+        target.arrival_ms, secrets.randbits(TOKEN_HALF_BITS)
+    )  # of message ids that no row can have as its id
+    blocks: list[Block] = []  # without their lines
+    refused = 0
     first_refusal = ""
     Path(target.work).mkdir(parents=True, exist_ok=True)
     places = [Path(target.work, f"{name}{ending}") for ending in ("", ".refused")]
     with places[0].open("w", encoding="ascii") as rows_file, places[1].open("wb") as refused_file:
+
+        def write(found: Iterable[Block]) -> None:
+            for block in found:
+                rows_file.write(f"{block.line}\n")
+                blocks.append(block._replace(line=""))
+
         for batch in batches:
-            lines = b"\n".join(_lines_of(batch, target.fields))
-            file = FileText("-" * TOKEN_LENGTH, 1, "json", name, target.arrival_ms, lines)
+            lines = b"\n".join(request_lines(batch, target.fields))
+            file = FileText(token, 1, "json", name, target.arrival_ms, lines)
+            has_due = has_due_times(batch, target.fields)
             for part in parse_file(file):
-                for line, rows in packing.add(pa.array(part.due_ms), rests_of(part.members), part.idempotency_keys):
-                    rows_file.write(f"{line}\n")
-                    accepted += rows
+                asked_ms = np.where(has_due[part.line_nos - 1], part.due_ms, target.arrival_ms - 1 - part.due_ms)
+                keys = part.idempotency_keys
+                write(packing.add(pa.array(part.due_ms), rests_of(part.members), keys, pa.array(asked_ms)))
                 for each in part.rejected:
                     reason = each.rejection.reason.value
                     refused_file.write(
@@ -109,53 +138,58 @@ def stage_rows(batches: Iterator[pa.RecordBatch], target: Target) -> Staged:
                     )
                     first_refusal = first_refusal or f"{reason}: {each.rejection.detail}"
                 refused += len(part.rejected)
-        for line, rows in packing.finish():
-            rows_file.write(f"{line}\n")
-            accepted += rows
+        write(packing.finish())
         for opened in (rows_file, refused_file):
             opened.flush()
             os.fsync(opened.fileno())
+    accepted = sum(block.rows for block in blocks)
     files = [str(place) if rows else "" for place, rows in zip(places, (accepted, refused), strict=True)]
     for place in places:
         if str(place) not in files:
             place.unlink()
-    return Staged(target.work, target.arrival_ms, files[0], accepted, files[1], refused, first_refusal)
+    return Staged(
+        target.work,
+        target.arrival_ms,
+        _query_id(),
+        files[0],
+        accepted,
+        files[1],
+        refused,
+        first_refusal,
+        add_digests(block.digest for block in blocks),
+    )
 
 
-def _lines_of(batch: pa.RecordBatch, fields: Mapping[str, str]) -> Iterator[bytes]:
-    """Write the rows of a batch as request lines."""
-    columns = {field: _as_values(batch.column(column)) for field, column in fields.items()}
-    for values in zip(*columns.values(), strict=True):
-        yield _encode({field: value for field, value in zip(columns, values, strict=True) if value is not None})
-
-
-def _as_values(column: pa.Array) -> list[Any]:
-    if pa.types.is_timestamp(column.type):
-        times = pc.strftime(column.cast(pa.timestamp("us")), "%Y-%m-%dT%H:%M:%S")
-        column = pc.binary_join_element_wise(times, "Z", "")
-    if pa.types.is_map(column.type):
-        return [None if value is None else dict(value) for value in column.to_pylist()]
-    return list(column.to_pylist())
+def _query_id() -> str:
+    """Return the id of the stream that this task is of, as its checkpoint has it, wherever that is; "" in no stream."""
+    context = TaskContext.get()
+    return (context.getLocalProperty(_QUERY_ID) or "") if context else ""
 
 
 def commit(target: Target, name: str, messages: Sequence[WriterCommitMessage | None]) -> None:
     """Make the files that count the campaign of a name, unless it has one, and store what is left of it.
 
     Raises:
-        PipelineError: rows are refused, files are missing, or the campaign was begun elsewhere.
+        PipelineError: rows are refused, files are missing, the name has other rows, or the campaign was begun elsewhere.
     """
     staged = [message for message in messages if isinstance(message, Staged)]
     with target.open_client(target.settings) as (client, settings):
         campaigns = Campaigns(client, keys_of(settings.redis))
         campaign = campaigns.find(name)
+        ours = _campaign_of(target, name, staged)
         try:
             if campaign is None:
-                ours = _count(target, name, staged)
+                _count(target, ours, staged)
                 campaign = campaigns.begin(name, ours, target.keep_sec)
                 if campaign.stage != ours.stage:
                     forget(ours.folder)
         finally:
             forget(target.work, *works_of(staged))
+        if not target.keeps_first and not campaign.has_rows_of(ours):
+            raise PipelineError(
+                f"{other_rows(name, campaign, ours)}: write new rows under a new name; if these are the old ones, whose texts or "
+                "times differ each time they are asked for, keep the first by the option changedRows = ignore."
+            )
         cold = open_cold(client, settings.redis, settings.cold)
         campaign, stored = complete(
             campaigns,
@@ -168,17 +202,29 @@ def commit(target: Target, name: str, messages: Sequence[WriterCommitMessage | N
     log.info("%s: %s stored, %s refused", name, count_text(stored, "message"), f"{campaign.refused:,}")
 
 
-def _count(target: Target, name: str, staged: Sequence[Staged]) -> Campaign:
-    """Move the files that count into a folder of their own."""
-    refused = sum(each.refused for each in staged)
-    if refused and not target.keeps_refused:
+def _campaign_of(target: Target, name: str, staged: Sequence[Staged]) -> Campaign:
+    """Return the campaign that the files that count would be."""
+    stage = new_stage(name)
+    return Campaign(
+        stage=stage,
+        folder=str(Path(target.work).parents[1] / stage),
+        arrival_ms=staged[0].arrival_ms if staged else target.arrival_ms,
+        files=sum(1 for each in staged if each.accepted),
+        refused=sum(each.refused for each in staged),
+        accepted=sum(each.accepted for each in staged),
+        digest=digest_text(each.digest for each in staged),
+    )
+
+
+def _count(target: Target, campaign: Campaign, staged: Sequence[Staged]) -> None:
+    """Move the files that count into the folder of a campaign."""
+    if campaign.refused and not target.keeps_refused:
         first = next(each.first_refusal for each in staged if each.refused)
         raise PipelineError(
-            f"{count_text(refused, 'row')} of {name} are no requests, so nothing is scheduled; the first is {first} Correct them, "
-            "or leave them out by the option refused = keep."
+            f"{count_text(campaign.refused, 'row')} of {target.name} are no requests, so nothing is scheduled; the first is "
+            f"{first} Correct them, or leave them out by the option refused = keep."
         )
-    stage = new_stage(name)
-    folder = Path(target.work).parents[1] / stage
+    folder = Path(campaign.folder)
     files = {
         ROWS: [each.accepted_file for each in staged if each.accepted],
         REFUSED: [each.refused_file for each in staged if each.refused],
@@ -195,14 +241,6 @@ def _count(target: Target, name: str, staged: Sequence[Staged]) -> Campaign:
                 ) from exc
         _sync(folder / part)
     _sync(folder)
-    return Campaign(
-        stage=stage,
-        folder=str(folder),
-        arrival_ms=staged[0].arrival_ms if staged else target.arrival_ms,
-        files=len(files[ROWS]),
-        refused=refused,
-        accepted=sum(each.accepted for each in staged),
-    )
 
 
 def _sync(folder: Path) -> None:

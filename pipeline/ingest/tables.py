@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from pyspark.sql import DataFrame, DataFrameReader, Observation, SparkSession
+from pyspark.sql import Column, DataFrame, DataFrameReader, Observation, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
@@ -22,7 +22,7 @@ from pipeline.core.clock import SystemClock
 from pipeline.core.errors import ConfigError, PipelineError
 from pipeline.core.ids import TOKEN_HALF_BITS
 from pipeline.core.text import count_text
-from pipeline.ingest.blocks import BlockWriter, Packer
+from pipeline.ingest.blocks import BlockWriter, Packer, add_digests, count_rows
 from pipeline.ingest.cold_folder import ColdPlace
 from pipeline.ingest.cold_opening import open_cold
 from pipeline.ingest.readers import ALL_OR_FAIL
@@ -68,13 +68,18 @@ def schedule_table(
     """Schedule the rows of a table; see ``pipeline.spark.schedule``."""
     requests = _requests_of(table, columns)
     spark, campaigns = table.sparkSession, Campaigns(client, keys_of(settings.redis))
-    campaign = campaigns.find(check_name("campaign", name))
+    campaign = campaigns.find(check_name("table", name))
+    ours = None
     if campaign is None:
         ours = _stage(requests, name, staging, server_ms(client))
         campaign = campaigns.begin(name, ours, keep_sec)
         if campaign.stage != ours.stage:
             log.info("another call has staged the rows of %s meanwhile: these count", name)
             _Folder(spark, ours.folder).delete()
+    elif campaign.is_done:  # one that was cut off is completed, whatever rows come now
+        ours = _counted(campaign, requests.transform(with_lines, campaign.arrival_ms))
+    if ours and not campaign.has_rows_of(ours):
+        log.warning("%s: give them another name.", other_rows(name, campaign, ours))
     cold = open_cold(client, settings.redis, settings.cold)
     campaign, stored = complete(
         campaigns, name, campaign, lambda found: _load(spark, found, settings, cold), settings.ingest.marker_keep_sec
@@ -125,14 +130,43 @@ def _stage(requests: DataFrame, name: str, staging: str, arrival_ms: int) -> Cam
     folder = f"{staging.rstrip('/')}/{stage}"
     rows, counts = requests.transform(with_lines, arrival_ms), Observation()
     lines = rows.mapInArrow(Packer(arrival_ms, secrets.randbits(TOKEN_HALF_BITS)), Packer.COLUMNS)
-    totals = (F.sum(column).alias(column) for column in ("accepted", "refused"))
-    lines.observe(counts, *totals).select("value").write.text(f"{folder}/{ROWS}")
-    accepted, refused = (int(counts.get[column] or 0) for column in ("accepted", "refused"))
-    if refused:
+    lines.observe(counts, *_totals()).select("value").write.text(f"{folder}/{ROWS}")
+    files = len(_Folder(requests.sparkSession, f"{folder}/{ROWS}").names())
+    begun = Campaign(stage=stage, folder=folder, arrival_ms=arrival_ms, files=files, refused=0)
+    begun = _with_totals(begun, counts.get)
+    if begun.refused:
         staged = _reader(requests.sparkSession).text(f"{folder}/{ROWS}")
         staged.where(F.startswith("value", F.lit("{"))).write.text(f"{folder}/{REFUSED}")
-    files = len(_Folder(requests.sparkSession, f"{folder}/{ROWS}").names())
-    return Campaign(stage=stage, folder=folder, arrival_ms=arrival_ms, files=files, refused=refused, accepted=accepted)
+    return begun
+
+
+def _counted(campaign: Campaign, rows: DataFrame) -> Campaign:
+    """Return a campaign as it would be of rows of ``with_lines``."""
+    return _with_totals(campaign, rows.mapInArrow(count_rows, Packer.COLUMNS).agg(*_totals()).first().asDict())  # type: ignore[union-attr]
+
+
+def _totals() -> list[Column]:
+    """Return what is told of all rows. Digests are added up as decimals, as a sum that is too large for a number is an error."""
+    digest = F.sum(F.col("digest").cast("decimal(20,0)"))
+    return [F.sum("accepted").alias("accepted"), F.sum("refused").alias("refused"), digest.alias("digest")]
+
+
+def _with_totals(campaign: Campaign, totals: Mapping[str, Any]) -> Campaign:
+    accepted, refused, digest = (int(totals[column] or 0) for column in ("accepted", "refused", "digest"))
+    return replace(campaign, accepted=accepted, refused=refused, digest=digest_text([digest]))
+
+
+def digest_text(digests: Iterable[int]) -> str:
+    """Return the digest of a campaign from those of its blocks."""
+    return f"{add_digests(digests):016x}"
+
+
+def other_rows(name: str, known: Campaign, ours: Campaign) -> str:
+    """Say that a name has been scheduled with other rows than those that come now."""
+    now = f"{ours.rows:,} others" if known.rows == ours.rows else f"{ours.rows:,} rows that are not the same"
+    return (
+        f"{name} has been scheduled with {count_text(known.rows, 'row')} and comes now with {now}, which are left out"
+    )
 
 
 def new_stage(name: str) -> str:
@@ -141,7 +175,7 @@ def new_stage(name: str) -> str:
 
 
 def with_lines(requests: DataFrame, arrival_ms: int) -> DataFrame:
-    """Judge requests: ``due_ms``, ``rest`` and ``id`` of those that are accepted, and ``refused``, the others as JSON.
+    """Judge requests: ``due_ms``, ``rest``, ``id`` and ``asked_ms`` of those that are accepted; ``refused``, the others as JSON.
 
     Args:
         arrival_ms: which delays count from, epoch ms UTC.
@@ -149,10 +183,13 @@ def with_lines(requests: DataFrame, arrival_ms: int) -> DataFrame:
     rows = requests.withColumn("_row", F.struct(*requests.columns))
     judged = rows.transform(with_message_text).transform(with_due_ms, arrival_ms).transform(with_refusal)
     refused = F.to_json(F.struct("_row.*", F.col("refusal").alias("reason")))
+    has_due = F.col("due").isNotNull() if "due" in requests.columns else F.lit(False)
+    asked_ms = F.when(has_due, F.col("due_ms")).otherwise(F.lit(arrival_ms - 1) - F.col("due_ms"))  # see ``digest_of``
     return judged.transform(with_rest).select(
         "due_ms",
         F.when(F.col("refusal").isNull(), F.col("rest")).alias("rest"),
         (F.col("id") if "id" in requests.columns else F.lit(None)).cast("string").alias("id"),
+        asked_ms.alias("asked_ms"),
         F.when(F.col("refusal").isNotNull(), refused).alias("refused"),
     )
 

@@ -24,6 +24,8 @@ class Campaign:
 
         files: that are staged; ``accepted`` counts rows in them that are requests, and ``refused`` those that are none.
 
+        digest: of the rows that are requests, in hexadecimal; the same for the same rows in another order.
+
         is_done: whether all are stored.
     """
 
@@ -33,7 +35,17 @@ class Campaign:
     files: int
     refused: int
     accepted: int = 0
+    digest: str = ""
     is_done: bool = False
+
+    @property
+    def rows(self) -> int:
+        """How many rows the table had."""
+        return self.accepted + self.refused
+
+    def has_rows_of(self, other: "Campaign") -> bool:
+        """Say whether two campaigns have the same rows, in whatever order."""
+        return (self.accepted, self.refused, self.digest) == (other.accepted, other.refused, other.digest)
 
 
 class Campaigns:

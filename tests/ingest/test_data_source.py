@@ -2,6 +2,7 @@
 
 import os
 import uuid
+from collections import Counter
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
@@ -21,7 +22,7 @@ from pipeline.core.errors import ConfigError, PipelineError
 from pipeline.core.ids import ARRIVAL_LENGTH, arrival_ms
 from pipeline.core.messages import Message
 from pipeline.ingest import staged_rows, tables
-from pipeline.ingest.data_source import DuetimeSource
+from pipeline.ingest.data_source import BatchesWriter, DuetimeSource
 from pipeline.ingest.scheduled import SPAN_ROWS, Selection, spans_of
 from pipeline.spark import register, schedule, scheduled
 from pipeline.store.campaigns import Campaigns
@@ -100,11 +101,40 @@ def test_a_table_is_scheduled_once_for_its_name(world: World) -> None:
     first = {message.body for message in world.messages()}
     assert len(first) == 25_000
     world.save(table.repartition(5))
+    others = table.select(F.concat("message", F.rand()).alias("message"), "delay_sec")
+    with pytest.raises(
+        PySparkException, match="sale has been scheduled with 25,000 rows and comes now with 25,000 others"
+    ):
+        world.save(others)
+    world.save(others, changedRows="ignore")
     assert {message.body for message in world.messages()} == first
     assert schedule(table, "sale").known == 25_000
     world.save(table.limit(10), "another")
     assert len(world.messages()) == 25_010
     assert world.left() == []
+
+
+def test_the_same_rows_for_a_name_are_known_whoever_brings_them_and_in_whatever_order(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Their delays count from the first time, and both ways to schedule have the same digest of them."""
+    at = f"timestamp_millis({AT_MS})"
+    table = world.spark.sql(
+        f"select 'a' as text, {at} as due, null as delay_sec, 'k1' as id, null as topic, map('x', 'y') as headers union all "
+        f"select 'é \\\\ \"', {at}, null, null, 't', null union all select 'b', null, 1.5, null, null, null union all "
+        "select 'c', null, -1, null, null, null union all select 'b', null, 1.5, null, null, null"
+    )
+    world.save(table, "first", message="text", refused="keep")
+    schedule(table, "second", message="text")
+    for name in ("first", "second"):
+        world.save(table.repartition(4).orderBy("text"), name, message="text")
+        assert schedule(table.repartition(4), name, message="text").stored == 0
+    assert len(world.messages()) == 7, "of the two with an id one is ignored"
+    assert caplog.records == []
+    with pytest.raises(
+        PySparkException, match="comes now with 4 rows that are not the same, which are left out: write new"
+    ):
+        world.save(table.limit(4), "second", message="text", refused="keep")
 
 
 def test_each_field_is_what_schedule_makes_of_it(world: World) -> None:
@@ -166,7 +196,9 @@ def test_rows_that_are_no_requests_fail_the_write_before_anything_is_stored(worl
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"name": ""}, "A campaign has"),
+        ({"name": ""}, "Give the rows a name, by which they are known"),
+        ({"name": "a sale"}, "A table has 1 to 64 of"),
+        ({"name": "a", "changedRows": "no"}, "The option changedRows takes error or ignore"),
         ({"name": "a", "keep_days": "0"}, "The option keep_days takes a number of days"),
         ({"name": "a", "refused": "no"}, "The option refused takes fail or keep"),
         ({"name": "a", "staging": "s3a://b/c"}, "must be one that all machines have mounted"),
@@ -221,7 +253,8 @@ def test_a_commit_that_is_cut_off_is_completed_by_the_next_write_with_the_name(
     assert len(world.messages()) == 10
     other = later(world.spark, 999)
     writer = world.writer(other)
-    writer.commit([writer.write(batches_of(other))])
+    with pytest.raises(PipelineError, match="sale has been scheduled with 10 rows and comes now with 999 rows"):
+        writer.commit([writer.write(batches_of(other))])
     assert len(world.messages()) == 10
 
 
@@ -234,7 +267,7 @@ def test_a_campaign_that_was_begun_by_either_way_is_completed_by_the_other(
     with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
         patched.setattr(tables, "_load", die)
         schedule(later(world.spark, 1_000), "sale")
-    world.save(later(world.spark, 5))
+    world.save(later(world.spark, 5), changedRows="ignore")
     assert len(world.messages()) == 1_000
     table = later(world.spark, 7)
     writer = world.writer(table, name="other")
@@ -254,7 +287,7 @@ def test_rows_that_are_no_requests_fail_a_commit(world: World) -> None:
 
 def test_a_commit_that_comes_again_stores_nothing_of_its_own(world: World) -> None:
     for rows in (10, 20):
-        writer = world.writer(later(world.spark, rows))
+        writer = world.writer(later(world.spark, rows), changedrows="ignore")
         writer.commit([writer.write(batches_of(later(world.spark, rows)))])
     assert len(world.messages()) == 10 and world.left() == []
 
@@ -272,8 +305,29 @@ def test_of_two_commits_at_once_one_counts(world: World, monkeypatch: pytest.Mon
         return begin(*arguments)
 
     monkeypatch.setattr(Campaigns, "begin", overtaken)
-    writer.commit([staged])
+    with pytest.raises(PipelineError, match="scheduled with 10 rows and comes now with 20 rows"):
+        writer.commit([staged])
     assert len(world.messages()) == 10 and world.left() == []
+
+
+def test_a_row_whose_id_looks_like_one_of_ours_keeps_it(world: World) -> None:
+    ids = [f"{14 * '-'}00000001", f"{14 * '-'}00000002", f"{14 * 'a'}00000003"]
+    table = world.spark.createDataFrame([("m", 60, each) for each in ids], "message string, delay_sec int, id string")
+    writer = world.writer(table)
+    writer.commit([writer.write(batches_of(table))])
+    assert [message.id for message in world.messages()] == ids
+
+
+def test_a_delay_that_is_no_number_is_out_of_range(world: World) -> None:
+    """As ``schedule`` has it."""
+    values = ("'nan'", "'inf'", "'-inf'", "5.0")
+    table = world.spark.sql(
+        " union all ".join(f"select 'a' as message, cast({value} as double) as delay_sec" for value in values)
+    )
+    world.save(table, refused="keep")
+    reasons = [(row.reason, row.delay_sec) for row in schedule(table, "sale").refused.collect()]
+    assert len(world.messages()) == 1
+    assert reasons == [("delay_out_of_range", float("inf"))] * 3
 
 
 def test_a_file_that_the_driver_does_not_see_is_an_error(world: World) -> None:
@@ -286,28 +340,82 @@ def test_a_file_that_the_driver_does_not_see_is_an_error(world: World) -> None:
     assert world.messages() == []
 
 
+class Orders:
+    """A stream of files into the name ``orders``; each file is a batch."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._folder = world.folder / "in"
+        self._folder.mkdir()
+
+    def put(self, number: int, text: str, rows: int = 10) -> None:
+        self._folder.joinpath(f"{number}.json").write_text(f'{{"message":"{text}","delay_sec":60}}\n' * rows)
+
+    def run(self, checkpoint: str, **options: str) -> str:
+        """Take in what is there, and return the id of the query."""
+        reader = self._world.spark.readStream.schema("message string, delay_sec int").option("maxFilesPerTrigger", 1)
+        writing = (
+            reader.json(str(self._folder))
+            .writeStream.format("duetime")
+            .options(name="orders", checkpointLocation=str(self._world.folder / checkpoint), **options)
+        )
+        query = writing.trigger(availableNow=True).start()
+        query.awaitTermination(120)
+        return str(query.id)
+
+    def undo(self, checkpoint: str) -> None:
+        """Have the last batch played again, as after a kill between our commit and Spark's own."""
+        commits = self._world.folder / checkpoint / "commits"
+        last = max(int(path.name) for path in commits.iterdir() if path.name.isdecimal())
+        commits.joinpath(str(last)).unlink()
+        commits.joinpath(f".{last}.crc").unlink()
+
+
 def test_the_batches_of_a_stream_are_scheduled_once(world: World) -> None:
-    """A batch that is played again, as with a checkpoint that went back, has the same number."""
-    folder = world.folder / "in"
-    folder.mkdir()
-    for attempt in range(2):
-        for number in range(3):
-            (folder / f"{number}.json").write_text(f'{{"message":"a{number}","delay_sec":60}}\n' * 10)
-        rows = (
-            world.spark.readStream.schema("message string, delay_sec int")
-            .option("maxFilesPerTrigger", 1)
-            .json(str(folder))
-        )
-        query = rows.writeStream.format("duetime").options(
-            name="orders", checkpointLocation=str(world.folder / f"{attempt}")
-        )
-        query.trigger(availableNow=True).start().awaitTermination(120)
+    orders = Orders(world)
+    for number in range(3):
+        orders.put(number, f"a{number}")
+    query = orders.run("checkpoint")
+    orders.undo("checkpoint")
+    assert orders.run("checkpoint") == query
     assert len(world.messages()) == 30
     assert len({message.message_id for message in world.messages()}) == 30
     arrivals = {arrival_ms(message.message_id[:ARRIVAL_LENGTH]) for message in world.messages()}
     assert len(arrivals) == 3, "delays count from the batch, not from the start of the query"
     assert world.left() == []
-    assert schedule(later(world.spark, 5), "orders-2").known == 10
+    assert schedule(later(world.spark, 5), f"orders-{query}-2").known == 10
+
+
+def test_a_stream_with_a_new_checkpoint_schedules_its_own_rows(world: World) -> None:
+    """Spark counts its batches from 0 again: they are others."""
+    orders = Orders(world)
+    orders.put(0, "old")
+    first = orders.run("first")
+    orders.put(0, "new")
+    assert orders.run("second") != first
+    assert Counter(message.body for message in world.messages()) == {"old": 10, "new": 10}
+
+
+def test_a_batch_that_is_played_again_with_other_rows_is_an_error(world: World) -> None:
+    orders = Orders(world)
+    orders.put(0, "old")
+    query = orders.run("checkpoint")
+    orders.undo("checkpoint")
+    orders.put(0, "new", rows=7)
+    with pytest.raises(
+        PySparkException, match=f"orders-{query}-0 has been scheduled with 10 rows and comes now with 7 rows"
+    ):
+        orders.run("checkpoint")
+    orders.run("checkpoint", changedRows="ignore")
+    assert Counter(message.body for message in world.messages()) == {"old": 10}
+
+
+def test_a_batch_of_no_query_is_an_error(world: World) -> None:
+    table = later(world.spark, 1)
+    writer = world.writer(table)
+    staged = writer.write(batches_of(table))
+    with pytest.raises(PipelineError, match="Spark did not say of which query this batch is"):
+        BatchesWriter(writer._target).commit([staged], 0)
 
 
 def test_what_is_scheduled_is_a_table(world: World) -> None:

@@ -111,9 +111,21 @@ OTHERS: dict[str, tuple[Any, str, str, Callable[..., None]]] = {
     ),
     "rows that are no requests are left out and nobody is told": (
         (staged_rows, "_count"),
-        "if refused and not target.keeps_refused:",
+        "if campaign.refused and not target.keeps_refused:",
         "if False:",
         test_data_source.test_rows_that_are_no_requests_fail_a_commit,
+    ),
+    "other rows for a known name are left out and nobody is told": (
+        (staged_rows, "commit"),
+        "if not target.keeps_first and not campaign.has_rows_of(ours):",
+        "if False:",
+        test_data_source.test_a_commit_that_is_cut_off_is_completed_by_the_next_write_with_the_name,
+    ),
+    "a digest knows nothing of times": (
+        (blocks, "digest_of"),
+        "+ 31 * hash_array(asked_ms.to_numpy())",
+        "",
+        test_blocks.test_the_digest_of_rows_is_that_of_every_version,
     ),
     "a commit takes its own rows when another one was first": (
         (staged_rows, "commit"),
@@ -131,6 +143,7 @@ def test_a_planted_fault_in_blocks_or_in_a_commit_is_noticed(
     target, old, new, check = OTHERS[name]
     plant(Mutant(name, (), {target: ((old, new),)}), monkeypatch)
     monkeypatch.setattr(test_blocks, "read_block", blocks.read_block)
+    monkeypatch.setattr(test_blocks, "digest_of", blocks.digest_of)
     monkeypatch.setattr(data_source, "commit", staged_rows.commit)
     made: dict[str, Any] = {
         "world": lambda: World(spark, server, tmp_path, monkeypatch),

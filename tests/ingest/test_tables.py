@@ -135,14 +135,15 @@ def test_a_row_is_written_as_a_message_or_as_it_is_with_a_reason(spark: SparkSes
         f"select 'tea' as message, {at} as due, cast(null as string) as id union all select 'x', {at}, 'k' "
         f"union all select '', {at}, null union all select 'x', null, 'a b'"
     )
+    at_ms = 1_893_456_000_000
     wanted = [
-        (1_893_456_000_000, "mtea", None, None),
-        (1_893_456_000_000, 'j{"message":"x","id":"k"}', "k", None),
-        (1_893_456_000_000, None, None, '{"message":"","due":"2030-01-01T00:00:00.000Z","reason":"empty_message"}'),
-        (None, None, "a b", '{"message":"x","id":"a b","reason":"missing_due"}'),
+        (at_ms, "mtea", None, at_ms, None),
+        (at_ms, 'j{"message":"x","id":"k"}', "k", at_ms, None),
+        (at_ms, None, None, at_ms, '{"message":"","due":"2030-01-01T00:00:00.000Z","reason":"empty_message"}'),
+        (None, None, "a b", None, '{"message":"x","id":"a b","reason":"missing_due"}'),
     ]
     found = table.transform(tables.with_lines, 0)
-    wanted_table = spark.createDataFrame(wanted, "due_ms long, rest string, id string, refused string")
+    wanted_table = spark.createDataFrame(wanted, "due_ms long, rest string, id string, asked_ms long, refused string")
     assert_df_equality(found, wanted_table, ignore_nullable=True)
     nothing = spark.range(1).select(F.lit(1).alias("delay_sec")).transform(tables.with_lines, 0)
     assert [row.refused for row in nothing.collect()] == ['{"delay_sec":1,"reason":"missing_message"}']
@@ -262,6 +263,32 @@ def test_a_staged_file_that_lost_rows_is_an_error(
         stage.schedule(later(spark, 10))
 
 
+def test_other_rows_for_a_name_that_is_done_are_told(
+    spark: SparkSession, stage: Stage, caplog: pytest.LogCaptureFixture
+) -> None:
+    table = later(spark, 1_000).unionByName(spark.sql("select 'b' as message, -1 as delay_sec"))
+    stage.schedule(table)
+    assert stage.schedule(table.repartition(5).orderBy(F.desc("message"))).known == 1_000
+    assert caplog.records == []
+    for other, sentence in (
+        (table.limit(70), "sale has been scheduled with 1,001 rows and comes now with 70 rows that are not the same"),
+        (
+            table.select(F.upper("message").alias("message"), "delay_sec"),
+            "with 1,001 rows and comes now with 1,001 others",
+        ),
+        (
+            table.withColumn("delay_sec", F.col("delay_sec") + 1),
+            "comes now with 1,001 others, which are left out: give them",
+        ),
+    ):
+        caplog.clear()
+        done = stage.schedule(other)
+        assert (done.stored, done.known, done.refused_count) == (0, 1_000, 1)
+        [record] = caplog.records
+        assert sentence in record.getMessage()
+    assert stage.bodies().total() == 1_000
+
+
 def test_what_is_known_of_a_campaign_expires(spark: SparkSession, stage: Stage) -> None:
     stage.schedule(later(spark, 10))
     kept = stage.settings.ingest.marker_keep_sec
@@ -320,7 +347,7 @@ def test_a_table_is_scheduled_on_the_server_of_the_environment(
     assert schedule(later(spark, 5), "sale").stored == 5
     assert schedule(later(spark, 5), "sale", keep_days=1).known == 5
     assert list((stage.folder / "state" / "staging").glob("sale-*"))
-    with pytest.raises(ConfigError, match="A campaign has"):
+    with pytest.raises(ConfigError, match="A table has"):
         schedule(later(spark, 5), "a sale")
 
 
