@@ -1,1 +1,1 @@
-"""The ground floor: rules and values, standard library only, no IO (``clock.py`` apart)."""
+"""The ground floor: rules and values, standard library only. Only ``clock``, ``files``, ``background`` and ``stop`` do I/O."""

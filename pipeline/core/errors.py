@@ -7,6 +7,7 @@
     │   │   └── StoreFull       its memory is full: nothing of the call was done
     │   └── StoreProtocolError  the server answered something we don't know: stop, the state may be another program's
     ├── ColdUnavailable         the folder of cold messages can't be used now: wait and try the same again
+    ├── DiskFull                the disk of a folder is full: wait and try the same again
     ├── RequestRefused          a program's request breaks a rule: correct it
     ├── VersionDiffers          a message was changed meanwhile: look at it again
     ├── SinkClosed              the reader is gone: give the claims back, exit 1
@@ -43,6 +44,10 @@ class StoreProtocolError(StoreError):
 
 class ColdUnavailable(PipelineError):
     """The folder of cold messages is away or full; a part of what was asked may be done, and may be asked for again."""
+
+
+class DiskFull(PipelineError):
+    """The disk of a folder is full, or the user's share of it; nothing of the call was done."""
 
 
 class RequestRefused(PipelineError, ValueError):

@@ -1,6 +1,7 @@
 """Files that are there whole or not at all, and locks that end with their process."""
 
 import contextlib
+import errno
 import fcntl
 import os
 import secrets
@@ -12,6 +13,7 @@ from pipeline.core.errors import ConfigError
 
 SCRATCH_PREFIX: Final = ".tmp-"  # of files that are about to be renamed into place
 MARK_NAME: Final = ".folder-id"
+FULL: Final = frozenset((errno.ENOSPC, errno.EDQUOT))  # the disk, or the user's share of it
 
 
 def make_writable(folder: Path) -> None:

@@ -25,7 +25,7 @@ from pipeline.ingest.kafka_parsing import parse_records
 from pipeline.ingest.kafka_reader import Range, RangeReader, ReadSettings, RecordReader
 from pipeline.ingest.kafka_windows import WINDOW_TRANSACTIONS, PartitionMarker, WindowQueue, first_marker
 from pipeline.ingest.parsing import PART_BYTES, FileText, ParsedPart, RejectedLine
-from pipeline.ingest.rejects import RejectsWriter
+from pipeline.ingest.rejects import RAW_CHARS_MAX, RejectsWriter, raw_fields
 from pipeline.ingest.shard_writer import TRANSACTION_BYTES, ShardWriter, split_by_shard
 from pipeline.ingest.stores import (
     Patience,
@@ -258,11 +258,11 @@ def _reject_record(partition: Partition, line: RejectedLine, record: Record) -> 
         "timestamp_ms": record.timestamp_ms,
         "reason": line.rejection.reason.value,
         "detail": line.rejection.detail,
-        "raw": line.raw,
+        **raw_fields(line.raw),
         "headers": headers_of(record, "json", {}),
     }
     if record.value is not None and line.raw.encode() != record.value:
-        found["raw_base64"] = base64.b64encode(record.value).decode()
+        found["raw_base64"] = base64.b64encode(record.value[:RAW_CHARS_MAX]).decode()
     return found
 
 

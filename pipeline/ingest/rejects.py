@@ -10,17 +10,24 @@ import json
 import os
 import secrets
 import socket
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from io import FileIO
 from pathlib import Path
-from typing import IO, Any, Self
+from typing import Any, Final, Self, TypeVar
 
-from pipeline.core.errors import ConfigError, PipelineError
-from pipeline.core.files import make_writable, put_in_place, read_mark
+from pipeline.core.errors import ConfigError, DiskFull, PipelineError
+from pipeline.core.files import FULL, make_writable, read_mark
 from pipeline.core.text import visible
 from pipeline.ingest.parsing import FileText, RejectedLine
+from pipeline.ingest.stores import Retry, retrying
 from pipeline.landing.names import rejects_name
 
 WORK_NAME = ".work"  # a folder of its own, since the rejects that users keep may be too many to look through
+# Of a longer line this much is kept: one with the longest message is whole, and garbage of 8 MiB fills no disk.
+RAW_CHARS_MAX: Final = 512 * 1024
+_BUFFER_BYTES = 64 * 1024
+
+T = TypeVar("T")
 
 
 def reject_record(file_name: str, line: RejectedLine) -> dict[str, str | int]:
@@ -30,8 +37,15 @@ def reject_record(file_name: str, line: RejectedLine) -> dict[str, str | int]:
         "line": line.line_no,
         "reason": line.rejection.reason.value,
         "detail": line.rejection.detail,
-        "raw": line.raw,
+        **raw_fields(line.raw),
     }
+
+
+def raw_fields(raw: str) -> dict[str, str | int]:
+    """Return ``raw`` for the rejects, and of a line that is cut ``raw_length``, how many characters it had."""
+    if len(raw) <= RAW_CHARS_MAX:
+        return {"raw": raw}
+    return {"raw": raw[:RAW_CHARS_MAX], "raw_length": len(raw)}
 
 
 def first_reject(file_name: str, lines: Sequence[RejectedLine]) -> str:
@@ -56,27 +70,35 @@ def check_rejects_folder(folder: Path) -> None:
 class RejectsWriter:
     """Collects the rejects of one landing file at a time; ``close`` puts the last one in place, and so does the end of ``with``.
 
+    While the disk of the folder is full it waits for room.
+
     Args:
         folder: a local folder, or one that every executor has mounted.
 
         mark: of that folder, if executors run on other machines than the driver; "" if they don't, and may make it.
+
+        retry: makes a call again while it raises ``DiskFull``.
     """
 
-    def __init__(self, folder: Path, mark: str = "") -> None:
+    def __init__(self, folder: Path, mark: str = "", retry: Retry = retrying) -> None:
         self._folder = folder
         self._mark = mark
+        self._retry = retry
         self._place = Path()  # of the rejects of the file that is written
-        self._file: IO[str] | None = None
+        self._file: FileIO | None = None
+        self._buffer = bytearray()  # what is not in the file yet
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, failed: object, *_: object) -> None:
-        if not failed:
-            self.close()
-        elif self._file is not None:  # the next try writes it again
-            with contextlib.suppress(OSError), self._file as file:
-                os.unlink(file.name)
+        try:
+            if not failed:
+                self.close()
+        finally:
+            if self._file is not None:  # the next try writes it again
+                with contextlib.suppress(OSError), self._file as file:
+                    os.unlink(str(file.name))
 
     def write(self, file: FileText, records: Iterable[dict[str, Any]]) -> None:
         """Append the records of a part of the file.
@@ -90,10 +112,37 @@ class RejectsWriter:
             self._place = place
         for record in records:
             if self._file is None:
-                work = self._folder / WORK_NAME / f"{place.name}.{secrets.token_hex(8)}"  # one a task
-                self._make_place(work.parent)
-                self._file = work.open("x", encoding="utf-8")
-            self._file.write(json.dumps(record, ensure_ascii=False) + "\n")
+                self._file = self._with_room(self._open)
+            self._buffer += json.dumps(record, ensure_ascii=False).encode() + b"\n"
+            if len(self._buffer) >= _BUFFER_BYTES:
+                self._write_buffer(self._file)
+
+    def _open(self) -> FileIO:
+        work = self._folder / WORK_NAME / f"{self._place.name}.{secrets.token_hex(8)}"  # one a task
+        self._make_place(work.parent)
+        return FileIO(work, "x")
+
+    def _write_buffer(self, file: FileIO) -> None:
+        """Write what is collected, however often that is interrupted by a full disk: no byte twice."""
+        while self._buffer:
+            written = self._with_room(lambda: file.write(self._buffer))
+            del self._buffer[:written]
+
+    def _with_room(self, call: Callable[[], T]) -> T:
+        """Make a call again until the disk has room for it: with rejects that can't be written no batch can end."""
+
+        def attempt() -> T:
+            try:
+                return call()
+            except OSError as exc:
+                if exc.errno not in FULL:
+                    raise
+                raise DiskFull(self._full()) from exc
+
+        return self._retry(attempt)
+
+    def _full(self) -> str:
+        return f"the disk of {self._folder} is full: make room for the rejects; storing goes on from where it stopped."
 
     def _make_place(self, work: Path) -> None:
         if self._mark and read_mark(self._folder) != self._mark:
@@ -104,14 +153,27 @@ class RejectsWriter:
         work.mkdir(parents=True, exist_ok=True)
 
     def close(self) -> None:
-        """Put the file in place."""
-        if self._file is None:
+        """Put the file in place.
+
+        Raises:
+            DiskFull: the disk took all of it and says only now that it is full, as that of a network may; some of it may be gone.
+        """
+        file = self._file
+        if file is None:
             return
-        file, self._file = self._file, None
+        self._write_buffer(file)
         try:
-            put_in_place(file, self._place)
+            os.fsync(file.fileno())
+        except OSError as exc:
+            if exc.errno not in FULL:
+                raise
+            raise DiskFull(f"{self._full()} Start the job again then.") from exc
+        file.close()
+        try:
+            self._with_room(lambda: os.rename(str(file.name), self._place))
         except FileNotFoundError:
             if not self._place.exists():
                 raise  # otherwise another task has put the same in place, and taken this one for dead
+        self._file = None
         for left in (self._folder / WORK_NAME).glob(f"{self._place.name}.*"):
             left.unlink(missing_ok=True)

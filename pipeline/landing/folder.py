@@ -8,7 +8,7 @@ import secrets
 from pathlib import Path
 
 from pipeline.core.errors import ConfigError, SourceError
-from pipeline.core.files import SCRATCH_PREFIX, create, make_private, try_lock, write_whole
+from pipeline.core.files import FULL, SCRATCH_PREFIX, create, make_private, try_lock, write_whole
 from pipeline.landing.names import (
     DONE_PREFIX,
     SEGMENT_PREFIX,
@@ -23,7 +23,6 @@ log = logging.getLogger(__name__)
 
 LOCK_NAME = ".lock"
 SOURCE_ID_NAME = ".source-id"
-_FULL = {errno.ENOSPC, errno.EDQUOT}  # the disk, or the user's share of it
 
 
 class LandingFolder:
@@ -155,7 +154,7 @@ def check_rename(input_path: Path, landing_path: Path) -> None:
 
 def source_error(exc: OSError, doing: str, where: str | os.PathLike[str]) -> SourceError:
     """Say in one sentence what stands in the way and that nothing is lost."""
-    if exc.errno in _FULL:
+    if exc.errno in FULL:
         return SourceError(f"the disk of {where} is full: make room; {doing} goes on from where it stopped.")
     return SourceError(
         f"{doing} failed in {where} ({exc.strerror or exc}): put that right; it goes on from where it stopped."

@@ -6,12 +6,13 @@ from typing import TypeVar
 
 from pipeline.core.backoff import backoff_ms
 from pipeline.core.clock import Clock
-from pipeline.core.errors import ColdUnavailable, StoreFull, StoreUnavailable
+from pipeline.core.errors import ColdUnavailable, DiskFull, StoreFull, StoreUnavailable
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
+_AWAITED = {ColdUnavailable: "the cold folder", DiskFull: "the disk"}
 COMPLAIN_MS = 60_000  # an outage is told at its start and then this often
 
 
@@ -23,7 +24,7 @@ def retry_until_available(
     stopping: Callable[[], bool] = lambda: False,
     waits_long: bool = True,
 ) -> T:
-    """Make a call to a store again until the server answers it, or to a folder of cold files until it is there.
+    """Make a call to a store again until the server answers it, or to a folder until it can be used.
 
     Every call of ``SchedulingStore``, ``DrainStore``, ``GroupStore`` and ``ColdFolder`` may be repeated.
 
@@ -34,23 +35,23 @@ def retry_until_available(
 
         waits_long: also for what somebody has to put right: a server that is full, a folder of cold files that is away.
     Raises:
-        StoreUnavailable, ColdUnavailable: ``stopping`` turned true first.
+        StoreUnavailable, ColdUnavailable, DiskFull: ``stopping`` turned true first.
         StoreFull, ColdUnavailable: as said.
     """
     failures, complained_ms, what = 0, 0.0, ""
     while True:
         try:
             result = call()
-        except (StoreUnavailable, ColdUnavailable) as exc:
+        except (StoreUnavailable, ColdUnavailable, DiskFull) as exc:
             if stopping() or (isinstance(exc, StoreFull | ColdUnavailable) and not waits_long):
                 raise
             failures += 1
             if failures == 1 or clock.monotonic_ms() - complained_ms >= COMPLAIN_MS:
-                what = "Redis" if isinstance(exc, StoreUnavailable) else "the cold folder"
+                what = _AWAITED.get(type(exc), "Redis")
                 log.warning("waiting for %s: %s", what, exc)
                 complained_ms = clock.monotonic_ms()
             wait(backoff_ms(failures, random))
         else:
             if failures:
-                log.warning("%s", "Redis answers again" if what == "Redis" else f"{what} can be used again")
+                log.warning("%s %s", what, "answers again" if what == "Redis" else "can be used again")
             return result

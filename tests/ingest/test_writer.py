@@ -1,33 +1,43 @@
 """foreachBatch on a real server."""
 
+import errno
 import json
+import os
 import socket
 import uuid
 from dataclasses import replace
+from functools import partial
+from io import FileIO
 from pathlib import Path
+from typing import Any
 
 import psutil
+import pyarrow as pa
 import pytest
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 
 from pipeline.config import RedisSettings
 from pipeline.core.clock import SystemClock
-from pipeline.core.errors import PipelineError, StoreUnavailable
+from pipeline.core.errors import DiskFull, PipelineError, StoreUnavailable
 from pipeline.core.files import mark_folder
-from pipeline.ingest.parsing import FileText
+from pipeline.core.messages import Reason, Rejection
+from pipeline.ingest import rejects as rejects_module
+from pipeline.ingest.parsing import FileText, RejectedLine
 from pipeline.ingest.query import query_failure, start_query
 from pipeline.ingest.readers import read_landing
-from pipeline.ingest.rejects import WORK_NAME, RejectsWriter
+from pipeline.ingest.rejects import RAW_CHARS_MAX, WORK_NAME, RejectsWriter, reject_record
 from pipeline.ingest.shard_writer import ShardWriter, finish_all
 from pipeline.ingest.stores import WriterSettings, open_changing_stores, open_stores
 from pipeline.ingest.summary import Summary
 from pipeline.ingest.transactions import PartQueue
-from pipeline.ingest.writer import BatchWriter
+from pipeline.ingest.writer import BatchWriter, PartitionWriter
 from pipeline.store.connection import connect
 from pipeline.store.keys import keys_of
 from pipeline.store.redis_store import RedisStore
+from pipeline.store.retry import retry_until_available
 from pipeline.store.stats import read_stats
+from tests.clock import ManualClock
 from tests.ingest.files import TOKEN, file_rows, parsed
 from tests.servers import RealServer
 
@@ -285,3 +295,95 @@ def test_what_one_server_lost_of_a_shard_while_another_was_stored_is_noticed(set
     for writer, token in zip(writers, "AB", strict=True):
         writer.add(PartQueue(parsed(b'{"message":"m","due":1700000000005}\n', token=token * 14)))
     assert finish_all(writers).lost == 1
+
+
+class SmallDisk:
+    """A disk that takes a number of bytes, and has more room after each failure."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, room: int, more: int, code: int = errno.ENOSPC) -> None:
+        self.room, self.more, self.code, self.failures = room, more, code, 0
+        disk = self
+
+        class File(FileIO):
+            def write(self, data: Any) -> int:
+                if not disk.room:
+                    disk.fail()
+                written = super().write(bytes(data)[: disk.room])
+                disk.room -= written
+                return written
+
+        monkeypatch.setattr(rejects_module, "FileIO", File)
+
+    def fail(self) -> None:
+        self.failures += 1
+        self.room += self.more
+        raise OSError(self.code, os.strerror(self.code))
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT])
+def test_rejects_wait_for_room_on_a_full_disk_and_are_there_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, code: int
+) -> None:
+    clock, waits, folder = ManualClock(), list[float](), tmp_path / "rejects"
+    disk = SmallDisk(monkeypatch, room=70_000, more=1_000, code=code)
+    retry = partial(retry_until_available, wait=waits.append, clock=clock, random=lambda: 1.0)
+    with RejectsWriter(folder, retry=retry) as writer:  # type: ignore[arg-type]
+        for number in range(20):
+            writer.write(landed("one.json", "T" * 14), [{"line": number, "raw": "x" * 5_000}])
+    [path] = folder.glob("*.jsonl")
+    assert [json.loads(line)["line"] for line in path.read_text().splitlines()] == list(range(20))
+    assert files_in(folder) == [path.name]
+    assert disk.failures == len(waits) > 20
+    assert f"waiting for the disk: the disk of {folder} is full: make room" in caplog.text
+    assert "the disk can be used again" in caplog.text
+
+
+def test_a_stop_ends_the_wait_for_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    SmallDisk(monkeypatch, room=0, more=0)
+    waits: list[float] = []
+    retry = partial(
+        retry_until_available,
+        wait=waits.append,
+        clock=ManualClock(),
+        random=lambda: 1.0,
+        stopping=lambda: len(waits) > 3,
+    )
+    with pytest.raises(DiskFull, match=str(tmp_path)), RejectsWriter(tmp_path, retry=retry) as writer:  # type: ignore[arg-type]
+        writer.write(landed("one.json", "T" * 14), [{"line": 1}])
+    assert not files_in(tmp_path)
+
+
+def test_a_disk_that_is_full_when_rejects_are_synced_is_told_with_its_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A network file system may say so only then, and what it has taken may be gone."""
+
+    def fail(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(rejects_module.os, "fsync", fail)
+    told = f"the disk of {tmp_path} is full.*Start the job again"
+    with pytest.raises(DiskFull, match=told), RejectsWriter(tmp_path) as writer:
+        writer.write(landed("one.json", "T" * 14), [{"line": 1}])
+    assert not files_in(tmp_path)
+
+
+def test_good_lines_are_stored_although_the_disk_of_rejects_was_full(
+    settings: WriterSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = SmallDisk(monkeypatch, room=0, more=1_000)
+    row = {"value": [CONTENT], "path": [f"{TOKEN}.1.json.a+jsonl"], "arrival_ms": [1_700_000_000_123]}
+    done = PartitionWriter(settings).write([pa.RecordBatch.from_pydict(row)])
+    assert disk.failures == 1
+    assert (done.lines, done.stored, done.duplicates, done.rejected) == (6, 3, 1, 1)
+    assert len([*Path(settings.rejects).glob("*.jsonl")]) == 1
+
+
+def test_what_is_kept_of_a_rejected_line_is_bounded_and_says_so() -> None:
+    rejection = Rejection(Reason.NOT_JSON, "It is no JSON.")
+    whole, cut = (
+        reject_record("a.json", RejectedLine(1, "x" * length, rejection))
+        for length in (RAW_CHARS_MAX, RAW_CHARS_MAX + 1)
+    )
+    assert len(str(whole["raw"])) == RAW_CHARS_MAX and "raw_length" not in whole
+    assert len(str(cut["raw"])) == RAW_CHARS_MAX and cut["raw_length"] == RAW_CHARS_MAX + 1
