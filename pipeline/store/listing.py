@@ -17,6 +17,10 @@ from pipeline.store.stats import ask_each
 
 PAGE = 500  # members a round trip
 BUCKETS_AHEAD = 100  # of which the next page may be made
+BEHIND = b"\xff"  # all members that begin with an id are before it and this: no text in UTF-8 has such a byte
+
+Place = tuple[int, bytes]  # where to go on: at this due time, with the first member that is not before this text
+Row = tuple[bytes, float]  # member, due_ms
 
 
 class ScheduledMessage(NamedTuple):
@@ -54,9 +58,10 @@ def list_scheduled(
     Raises:
         StoreError: no answer, or an error.
     """
+    place = (from_ms, b"")
     if after is not None:
-        from_ms = max(from_ms, after[0])
-    return merge(*(_walk(client, keys, from_ms, until_ms, after) for keys in shards), key=lambda found: found[:2])
+        place = max(place, (after[0], after[1].encode() + BEHIND))
+    return merge(*(_walk(client, keys, place, until_ms) for keys in shards), key=lambda found: found[:2])
 
 
 def count_scheduled(client: Any, keys: Keys, from_ms: int, until_ms: int) -> dict[int, int]:
@@ -72,12 +77,10 @@ def count_scheduled(client: Any, keys: Keys, from_ms: int, until_ms: int) -> dic
     return dict(zip(starts, counts, strict=True))
 
 
-def _walk(
-    client: Any, keys: Keys, from_ms: int, until_ms: int, after: tuple[int, str] | None
-) -> Iterator[ScheduledMessage]:
-    start = bucket_start_ms(from_ms)
+def _walk(client: Any, keys: Keys, place: Place, until_ms: int) -> Iterator[ScheduledMessage]:
+    start = bucket_start_ms(place[0])
     if start < until_ms:
-        yield from _walk_bucket(client, keys.bucket(start), from_ms, until_ms, after)
+        yield from _walk_bucket(client, keys.bucket(start), place, until_ms)
     while group := _next_buckets(client, keys, start, until_ms):
         names = [keys.bucket(start) for start in group]
         with translated_errors():
@@ -86,14 +89,12 @@ def _walk(
                 pipeline.zrange(name, 0, PAGE - 1, withscores=True)
             pages = pipeline.execute()
         for name, page in zip(names, pages, strict=True):
-            last = None
             for member, score in page:
                 if score >= until_ms:
                     return
-                last = _message(member, score)
-                yield last
-            if len(page) == PAGE and last:  # there may be more of it
-                yield from _walk_bucket(client, name, 0, until_ms, last[:2])
+                yield _message(member, score)
+            if len(page) == PAGE:  # there may be more of it
+                yield from _walk_bucket(client, name, _behind(page[-1]), until_ms)
         start = group[-1]
 
 
@@ -109,21 +110,43 @@ def _next_buckets(client: Any, keys: Keys, start: int, until_ms: int) -> list[in
     return starts[: max(1, wholes)]
 
 
-def _walk_bucket(
-    client: Any, key: str, from_ms: int, until_ms: int, after: tuple[int, str] | None
-) -> Iterator[ScheduledMessage]:
+def _walk_bucket(client: Any, key: str, place: Place, until_ms: int) -> Iterator[ScheduledMessage]:
     while True:
         with translated_errors():
-            first = client.zcount(key, "-inf", f"({from_ms}") if after is None else _rank_behind(client, key, after)
-            page = client.zrange(key, first, first + PAGE - 1, withscores=True)
+            page = _page_from(client, key, place)
+        if not page:
+            return
         for member, score in page:
             if score >= until_ms:
                 return
-            found = _message(member, score)
-            after = found[:2]
-            yield found
-        if len(page) < PAGE:
-            return
+            yield _message(member, score)
+        place = _behind(page[-1])
+
+
+def _page_from(client: Any, key: str, place: Place) -> list[Row]:
+    """Return the next members from a place on, none at the end of the bucket.
+
+    What loops claim meanwhile shifts the ranks. So a page counts only if it begins with a member that is before the place, or with
+    the first of all: then nothing between the two was left out.
+    """
+    rank, step = _rank_of(client, key, place) - 1, PAGE
+    while True:
+        page: list[Row] = client.zrange(key, max(rank, 0), max(rank, 0) + PAGE - 1, withscores=True)
+        if rank > 0 and (not page or _place_of(page[0]) >= place):
+            rank, step = rank - step, 2 * step
+            continue
+        found = [row for row in page if _place_of(row) >= place]
+        if found or len(page) < PAGE:
+            return found
+        rank = max(rank, 0) + PAGE - 1  # more has come before the place than a page holds
+
+
+def _place_of(row: Row) -> tuple[float, bytes]:
+    return row[1], row[0]
+
+
+def _behind(row: Row) -> Place:
+    return int(row[1]), row[0] + b"\0"
 
 
 def _message(member: bytes, score: float) -> ScheduledMessage:
@@ -131,15 +154,15 @@ def _message(member: bytes, score: float) -> ScheduledMessage:
     return ScheduledMessage(int(score), message_id, Message.read_member(member, int(score)))
 
 
-def _rank_behind(client: Any, key: str, after: tuple[int, str]) -> int:
-    """Return the rank of the first member behind a place. A million may be due at its millisecond, so it is found by halves."""
-    due_ms, message_id = after[0], after[1].encode()
+def _rank_of(client: Any, key: str, place: Place) -> int:
+    """Return the rank of the first member from a place on. A million may be due at its millisecond, so it is found by halves."""
+    due_ms, first = place
     low: int = client.zcount(key, "-inf", f"({due_ms}")
-    high = low + client.zcount(key, due_ms, due_ms)
+    high = low + client.zcount(key, due_ms, due_ms) if first else low
     while low < high:
         middle = (low + high) // 2
         found = client.zrange(key, middle, middle)
-        if found and found[0][:MESSAGE_ID_LENGTH] <= message_id:
+        if found and found[0] < first:
             low = middle + 1
         else:
             high = middle
