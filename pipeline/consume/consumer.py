@@ -9,18 +9,19 @@ from typing import TypeVar
 from pipeline.config import TopicSettings
 from pipeline.consume.in_flight import Delivery, InFlight
 from pipeline.consume.leases import KEEP_SHARE, LeaseRenewer
+from pipeline.consume.pending import PendingWalk
 from pipeline.consume.retries import ABANDONED, FAILED, REFUSED, Outcome, log_outcome, retry_delay_ms
 from pipeline.core.clock import Clock
 from pipeline.core.errors import StoreError
-from pipeline.store.entries import BEGINNING, Entry
-from pipeline.store.groups import END, PAGE, GroupStore
+from pipeline.store.entries import Entry
+from pipeline.store.groups import GroupStore
 from pipeline.store.retry import retry_until_available
 
 # A message that was delivered so often, and abandoned, is retried later and by itself. Once proves nothing: it may only have been
 # read together with the one that killed its consumer.
 STARTS_MAX = 2
 TAKE_OVER_MS = 1_000  # how often it looks for messages of consumers that are silent
-PAGES_MAX = 20  # of pending messages that it looks at then, of each stream
+PAGES_MAX = 20  # of pending messages that it looks at then, or gives back when it is closed, of each stream
 SWEEP_MS = 3_600_000  # how often it forgets consumers that were silent for as long
 
 log = logging.getLogger(__name__)
@@ -79,6 +80,8 @@ class Consumer:
     late_acks: int = 0
     _lease_ms: float = field(init=False)
     _renewer: LeaseRenewer = field(init=False)
+    _own: PendingWalk = field(init=False)  # over what is its own and not known to it
+    _others: PendingWalk = field(init=False)  # over what others left
     # All that is pending for it, as far as it knows, in the order in which it starts them.
     _in_flight: InFlight = field(default_factory=InFlight)
     # Whether the server may have messages for it that are not in this map: after a restart under the same name, or a lost reply. If
@@ -88,13 +91,13 @@ class Consumer:
     _ahead: int = 0  # how much the next ack reads
     _is_active: bool = False
     _active_ms: float = float("-inf")  # when it was last told that it is the active consumer
-    _cursors: dict[str, str] = field(default_factory=dict)
     _looked_ms: float = float("-inf")
     _swept_ms: float = float("-inf")
     _closed: bool = False
 
     def __post_init__(self) -> None:
         self._lease_ms = self.settings.lease_sec * 1000
+        self._own, self._others = PendingWalk(self.store), PendingWalk(self.store, PAGES_MAX)
         self._renewer = LeaseRenewer(self.store, self.clock, self._lease_ms, self.settings.handler_timeout_sec * 1000)
 
     def __enter__(self) -> "Consumer":
@@ -198,7 +201,8 @@ class Consumer:
             if self.enter:  # it was never in the group
                 return
             if not self.store.ordered or self._is_active:
-                self._recover_own()
+                for _ in range(PAGES_MAX):
+                    self._recover_own()
                 self._release(self._in_flight.values())
             if self.store.ordered:
                 self.store.acquire_active(0)
@@ -207,6 +211,7 @@ class Consumer:
             log.warning("what is in flight goes to others after its lease: %s", exc)
         finally:
             self._in_flight.clear()
+            self._others.tell_taken_over()
             self.on_close()
 
     def _is_ending(self) -> bool:
@@ -232,33 +237,29 @@ class Consumer:
                 step()
 
     def _recover_own(self) -> None:
-        """Find what was delivered to this consumer without its knowledge."""
+        """Find what was delivered to this consumer without its knowledge; in an ordered group, also what others have left to it."""
         if self._may_have_more:
-            found = self.store.reclaim_all()
-            self._in_flight.add(found, self.clock.monotonic_ms(), is_counted=self._lost_a_read)
-            self._may_have_more = self._lost_a_read = False
+            if self._own.is_over:
+                self._own.begin()
+            min_idle_ms = 0 if self.store.ordered else None
+            self._own.step(self._in_flight, self.clock.monotonic_ms(), self._lost_a_read, min_idle_ms)
+            self._may_have_more = not self._own.is_over
+            self._lost_a_read &= self._may_have_more
 
     def _take_over(self) -> None:
         """Find messages of consumers that were silent for a lease."""
-        now_ms = self.clock.monotonic_ms()
-        if now_ms - self._looked_ms < TAKE_OVER_MS:
+        if (now_ms := self.clock.monotonic_ms()) - self._looked_ms < TAKE_OVER_MS:
             return
-        self._looked_ms = now_ms
         if now_ms - self._swept_ms >= SWEEP_MS:
             self._swept_ms = now_ms
             self.store.sweep(SWEEP_MS)
         self._may_have_more = True  # until there are replies
-        found = 0
-        for stream in self.store.streams:
-            for _ in range(PAGES_MAX):
-                page = self.store.reclaim(stream, self._cursors.get(stream, BEGINNING), PAGE, round(self._lease_ms))
-                self._cursors[stream] = page.cursor
-                found += self._in_flight.add(page.entries, now_ms, is_counted=False)
-                if found or page.cursor == END:
-                    break
+        self._others.begin()
+        found = self._others.step(self._in_flight, now_ms, False, round(self._lease_ms))
         self._may_have_more = False
-        if found:
-            log.warning("took over %d messages that were not acknowledged in time", found)
+        if not found or self._others.is_over:  # else there may be more, and the next look is at once
+            self._looked_ms = now_ms
+            self._others.tell_taken_over()
 
     def _read(self, limit: int) -> None:
         self.interruptible(lambda: self._reading(limit, lambda: (None, self.store.read(limit, self.block_ms))))
@@ -284,8 +285,7 @@ class Consumer:
         was_active = self._is_active and asked_ms - self._active_ms < self._lease_ms
         is_active = self.store.acquire_active(round(self._lease_ms))
         if is_active and not was_active:
-            for _ in self.store.reclaim_all(0):
-                pass  # they are this consumer's now, and are found as such
+            self._own.begin(anew=True)  # what was left is this consumer's now
             self._may_have_more, self._lost_a_read = True, False
         elif self._is_active and not is_active:
             log.warning("another consumer is active now: this one was silent for longer than a lease")

@@ -14,7 +14,7 @@ from pipeline.core.buckets import bucket_start_ms
 from pipeline.core.errors import ConfigError, StoreProtocolError, StoreUnavailable
 from pipeline.core.text import command_text
 from pipeline.store.connection import server_ms, translated_errors
-from pipeline.store.entries import BEGINNING, NO_ENTRY, Entry, EntryId, by_stream, entry_id_of, in_order
+from pipeline.store.entries import NO_ENTRY, Entry, EntryId, by_stream, entry_id_of, in_order
 from pipeline.store.group_reads import GroupReads
 from pipeline.store.keys import Keys
 from pipeline.store.scripts import Scripts, SentAhead, run_commands, run_script
@@ -139,15 +139,6 @@ class GroupStore:
             for entry_id, count, fields in rows
         ]
         return PendingPage(next_cursor.decode(), entries)
-
-    def reclaim_all(self, min_idle_ms: int | None = None) -> Iterator[Entry]:
-        """Give this consumer all of its pending messages, or, with ``min_idle_ms``, all that were silent for so long."""
-        for stream in self.streams:
-            cursor = ""
-            while cursor != END:
-                page = self.reclaim(stream, cursor or BEGINNING, PAGE, min_idle_ms)
-                yield from page.entries
-                cursor = page.cursor
 
     def send_ack(self, entry: Entry) -> None:
         """Acknowledge a message without waiting for the answer, which the next ``settle`` of all that was sent so has."""

@@ -391,11 +391,57 @@ def test_what_was_taken_over_in_a_lost_reply_is_found_again(stage: Stage, monkey
 
 
 def test_all_of_an_earlier_life_is_found_also_beyond_a_page(stage: Stage) -> None:
-    count = PAGE * 2 + 1
+    sent = [f"{number}" for number in range(PAGE * 2 + 1)]
     stage.open("c")
+    stage.send(*sent)
+    assert len(stage.open("c").take(len(sent))) == len(sent)
+    reborn, found = stage.open("c"), []
+    while some := reborn.take():
+        assert len(reborn._in_flight) <= PAGE, "there may be too many for the memory, or for one call"
+        found += texts(some)
+        assert reborn.ack(*some)
+    assert found == sent
+
+
+def test_a_consumer_that_closes_gives_back_what_it_does_not_know(stage: Stage) -> None:
+    sent = [f"{number}" for number in range(PAGE * 2 + 1)]
+    stage.open("c")
+    stage.send(*sent)
+    stage.open("c").take(len(sent))
+    stage.open("c").close()
+    assert len(stage.open("d").take()) == PAGE, "they are to be had at once"
+
+
+def test_the_next_consumer_of_an_ordered_group_has_all_in_order_page_by_page(stage: Stage) -> None:
+    first = stage.open("first", ordered=True)
+    sent = [f"{number:03}" for number in range(PAGE * 2 + 1)]
+    stage.send(*sent)
+    assert len(first.take(len(sent))) == len(sent)
+    stage.client.delete(stage.keys.active(TOPIC, GROUP))  # its lease is over
+    stage.send("new")
+    second, found = stage.open("second", ordered=True), []
+    while some := second.take():
+        assert len(second._in_flight) <= PAGE
+        found += texts(some)
+        assert second.ack(*some)
+    assert found == [*sent, "new"]
+
+
+def test_all_that_a_dead_consumer_left_is_taken_over_without_a_pause_and_told_once(
+    stage: Stage, caplog: pytest.LogCaptureFixture
+) -> None:
+    count = PAGE * 3 + 5
+    dead, living = stage.open(), stage.open()
     stage.send(*(f"{number}" for number in range(count)))
-    assert len(stage.open("c").take(count)) == count
-    assert len(stage.open("c").take()) == count
+    assert len(dead.take(count)) == count
+    stage.silence_ms(LEASE_MS + 1)
+    before_ms, found = stage.clock.now_ms, 0
+    while some := living.take():
+        found += len(some)
+        assert living.ack(*some)
+    assert (found, stage.clock.now_ms) == (count, before_ms)
+    told = [record.getMessage() for record in caplog.records if "took over" in record.getMessage()]
+    assert told == [f"took over {count} messages not acknowledged in time"]
 
 
 def test_what_was_trimmed_away_while_it_was_pending_is_pending_no_more(stage: Stage) -> None:

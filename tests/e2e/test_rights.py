@@ -25,6 +25,7 @@ from pipeline.runtime.process import wait_until
 from pipeline.runtime.submit import spark_environ
 from pipeline.store.base import NO_ROWS, MarkerMove, Transaction
 from pipeline.store.connection import connect
+from pipeline.store.entries import BEGINNING
 from pipeline.store.keys import Keys
 from pipeline.store.layout import outbox_id
 from pipeline.store.namespace import adopt_topic_settings, open_namespace
@@ -271,7 +272,8 @@ def take_over(world: World) -> None:
     """Do what a consumer does with what others left, and with what failed."""
     with world.client() as client:
         store = new_store(client, world.settings, "mail", "billing", "two")
-        first, second, *others = store.reclaim_all(0)
+        pages = [store.reclaim(stream, BEGINNING, 100, 0) for stream in store.streams]
+        first, second, *others = [entry for page in pages for entry in page.entries]
         store.schedule_retry(first, 1, 2)
         store.dead_letter(second, "failed", "odd", 1)
         store.settle("ack", others)
