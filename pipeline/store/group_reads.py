@@ -1,6 +1,6 @@
 """Reading the streams of a group, also where they lie on several masters: a server reads, and waits for, only its own."""
 
-import select
+import selectors
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -97,10 +97,12 @@ class _StreamWait:
             for tag in idle:
                 if own := {stream: after[stream] for stream in self._streams[tag] if stream in after}:
                     self._ask(tag, own, block_ms)
-            tags = {connection._sock.fileno(): tag for tag, connection in self._waiting.items()}
-            readable, _, _ = select.select([*tags], [], [], block_ms / 1000)
-            for descriptor in readable:
-                self._hear(tags[descriptor])
+            with selectors.DefaultSelector() as selector:
+                for tag, connection in self._waiting.items():
+                    selector.register(connection._sock, selectors.EVENT_READ, tag)
+                readable = [key.data for key, _ in selector.select(block_ms / 1000)]
+            for tag in readable:
+                self._hear(tag)
         except BaseException:
             self.close()
             raise
