@@ -210,6 +210,11 @@ class _Waiting:
     messages: Sequence[Message]
     results: list[Stored | StoreError] | None = None
 
+    @property
+    def size(self) -> int:
+        """The characters of their bodies."""
+        return sum(len(message.body) for message in self.messages)
+
 
 class GroupCommit:
     """Stores messages for any number of threads, also of a process that forked: those that wait at once share a transaction."""
@@ -254,10 +259,11 @@ class GroupCommit:
 
     def _commit(self) -> None:
         taken = [self._queue.popleft()]
-        count = len(taken[0].messages)
-        while self._queue and count + len(self._queue[0].messages) <= MESSAGES_MAX:
+        count, size = len(taken[0].messages), taken[0].size
+        while self._queue and count + len(self._queue[0].messages) <= MESSAGES_MAX and size < BYTES_MAX:
             taken.append(self._queue.popleft())
             count += len(taken[-1].messages)
+            size += taken[-1].size
         results: list[Stored | StoreError] = [StoreUnavailable("The call that stored this, too, was cut off.")] * count
         try:
             results = self._committer.commit([message for waiting in taken for message in waiting.messages])

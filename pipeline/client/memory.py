@@ -1,6 +1,5 @@
 """A namespace in the memory of a test: the same scripts on fakeredis, and a clock that the test moves."""
 
-from contextlib import ExitStack
 from datetime import datetime, timedelta
 from math import inf
 
@@ -45,7 +44,7 @@ class MemoryDuetime(Duetime):
         client, settings, scripts = FakeRedis(), Settings(), Scripts(flags=False)
         open_namespace(client, settings.redis, may_create=True)
         change_topic_settings(client, settings.redis, ALL_TOPICS, {"sink": "stream"})
-        self._begin(ExitStack(), client, settings, self._time, scripts, patience_sec=0, now_ms=self._time.wall_ms)
+        self._begin(client, settings, self._time, scripts, patience_sec=0, now_ms=self._time.wall_ms)
         self._drain = open_shards(client, settings.redis, None, scripts, self._time.wall_ms)[0]
 
     @property

@@ -71,9 +71,10 @@ class Duetime(Consuming):
             flags["redis"]["url"] = url
         if namespace:
             flags["redis"]["namespace"] = namespace
-        stack = ExitStack()
-        client, settings = stack.enter_context(open_client(load_settings(flags, os.environ, config)))
-        self._begin(stack, client, settings, SystemClock(), Scripts(), patience_sec, wait_for_disk=wait_for_disk)
+        with ExitStack() as stack:
+            client, settings = stack.enter_context(open_client(load_settings(flags, os.environ, config)))
+            self._begin(client, settings, SystemClock(), Scripts(), patience_sec, wait_for_disk=wait_for_disk)
+            self._stack = stack.pop_all()
 
     @classmethod
     def over(
@@ -81,12 +82,11 @@ class Duetime(Consuming):
     ) -> Self:
         """Return one on a connection that its caller closes."""
         made = cls.__new__(cls)
-        made._begin(ExitStack(), client, settings, SystemClock(), Scripts(), patience_sec, wait_for_disk=wait_for_disk)
+        made._begin(client, settings, SystemClock(), Scripts(), patience_sec, wait_for_disk=wait_for_disk)
         return made
 
     def _begin(
         self,
-        stack: ExitStack,
         client: Any,
         settings: Settings,
         clock: Clock,
@@ -95,7 +95,8 @@ class Duetime(Consuming):
         now_ms: Callable[[], int] | None = None,
         wait_for_disk: bool = False,
     ) -> None:
-        self._stack, self._client, self._settings, self._clock, self._scripts = stack, client, settings, clock, scripts
+        self._stack = ExitStack()
+        self._client, self._settings, self._clock, self._scripts = client, settings, clock, scripts
         self._retrying = Patience(clock, patience_sec)
         self._keys = keys_of(settings.redis)
         retention_ms, read_cold = settings.drain.id_retention_sec * 1000, cold_reader(settings, client, clock)

@@ -5,6 +5,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -12,9 +13,10 @@ from typing import Any
 
 import pytest
 
-from pipeline.client import Duetime, MemoryDuetime, Receipt, Request, RequestRefused, State, TargetDown
-from pipeline.client.commit import SOURCE_ID, GroupCommit, _Waiting
-from pipeline.core.errors import ConfigError, StoreUnavailable, VersionDiffers
+from pipeline.client import Duetime, MemoryDuetime, Receipt, Request, RequestRefused, State, TargetDown, sync
+from pipeline.client.commit import BYTES_MAX, SOURCE_ID, GroupCommit, Stored, _Waiting
+from pipeline.config import Settings
+from pipeline.core.errors import ConfigError, StoreError, StoreUnavailable, VersionDiffers
 from pipeline.core.messages import Message
 from pipeline.core.stop import Stop
 from pipeline.store.redis_store import RedisStore
@@ -295,6 +297,48 @@ def test_a_call_that_is_interrupted_leaves_nobody_waiting() -> None:
     with pytest.raises(KeyboardInterrupt):
         commits.store([Message(1, "own")])
     assert [type(result) for result in other.results or ()] == [StoreUnavailable]
+
+
+def test_calls_of_threads_share_a_transaction_up_to_so_many_bytes() -> None:
+    class Counting:
+        def commit(self, requests: Sequence[Message]) -> list[Stored | StoreError]:
+            transactions.append(len(requests))
+            return [Stored(request, "", False) for request in requests]
+
+    transactions: list[int] = []
+    commits = GroupCommit(Counting)  # type: ignore[arg-type]
+    large = Message(1, "x" * (BYTES_MAX // 4))
+    commits._queue.extend(_Waiting([large]) for _ in range(9))
+    commits.store([large])
+    assert transactions == [4, 4, 2]
+
+
+def test_a_client_that_fails_to_begin_leaves_no_connection_open(
+    server: RealServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    is_open = False
+
+    @contextmanager
+    def open_client(settings: Settings) -> Iterator[tuple[Any, Settings]]:
+        nonlocal is_open
+        is_open = True
+        try:
+            yield None, settings
+        finally:
+            is_open = False
+
+    monkeypatch.setattr(sync, "open_client", open_client)
+    with Duetime(server.url):
+        assert is_open
+    assert not is_open
+
+    def fail(*arguments: object) -> None:
+        raise ConfigError("The folder is away.")
+
+    monkeypatch.setattr(sync, "cold_reader", fail)
+    with pytest.raises(ConfigError):
+        Duetime(server.url)
+    assert not is_open
 
 
 def test_a_marker_that_the_server_lost_makes_it_store_under_another(server: RealServer) -> None:
