@@ -168,6 +168,9 @@ class ApiSettings:
     unix: str = ""
     tokens: str = ""
     hosts: str = ""
+    public_url: str = ""
+    trusted_proxies: str = ""
+    failed_tokens_max: ZeroIsOff = 20
     read_only: bool = False
     show_messages: bool = True
     viewers_max: Positive = 100

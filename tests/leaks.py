@@ -30,7 +30,7 @@ PERMANENT = {
     "ingests": "one member for each source of the last week",
     "drains": "one member for each loop of the last hour",
 }
-EXPIRING = {"campaign", "ingest", "drain", "active", "forwarder", "hydrator", "hydration"}
+EXPIRING = {"campaign", "ingest", "drain", "active", "forwarder", "hydrator", "hydration", "session"}
 WITH_MESSAGES = {
     "bucket",
     "buckets",

@@ -1,7 +1,6 @@
 """Every key, one function each: the only file with key text, but for the targets of ``claim.lua``.
 
-All keys of a shard carry one hash tag, so that they live in one slot of a Redis Cluster and one script may touch them together.
-``docs/wire-format.md`` describes what each holds.
+All keys of a shard carry one hash tag: a Redis Cluster has them in one slot, for one script. See ``docs/wire-format.md``.
 """
 
 from collections.abc import Iterator
@@ -117,6 +116,10 @@ class Keys:
         """ZSET: loop id -> epoch ms of its last heartbeat, on the server's clock, of every loop that has such a hash."""
         return self._key("drains")
 
+    def session(self, digest: str) -> str:
+        """STRING: which token a browser has signed in with, by the SHA-256 of its cookie; it expires; in shard 0 only."""
+        return self._key(f"session:{digest}")
+
     def topics(self) -> str:
         """SET: topics that have a stream, dead letters or held messages."""
         return self._key("topics")
@@ -181,24 +184,19 @@ class Keys:
 def keys_of(settings: RedisSettings) -> list[Keys]:
     """Return the keys of each shard; those of the first also hold what a namespace has once.
 
-    Of several, each has another of as many equal ranges of slots, so that masters with equal shares of the slots have equal shares
-    of the shards (docs/adr/0025-redis-cluster.md). The first has always the same tag, as its ``meta`` says how many there are.
+    Each has another of as many equal ranges of slots (docs/adr/0025-redis-cluster.md); the tag of the first is always the same.
     """
     return [*_keys_of(settings.namespace, settings.shards)]
 
 
 @cache
 def _keys_of(namespace: str, shards: int) -> tuple[Keys, ...]:
-    begin = _range_of(Keys(namespace), shards)
+    begin = Keys(namespace).slot * shards // SLOTS
     return tuple(
-        next(keys for keys in _candidates(namespace, shard) if _range_of(keys, shards) == (begin + shard) % shards)
+        next(keys for keys in _candidates(namespace, shard) if keys.slot * shards // SLOTS == (begin + shard) % shards)
         for shard in range(shards)
     )
 
 
 def _candidates(namespace: str, shard: int) -> Iterator[Keys]:
     return (Keys(namespace, shard, f".{number}" if number else "") for number in count())
-
-
-def _range_of(keys: Keys, shards: int) -> int:
-    return keys.slot * shards // SLOTS

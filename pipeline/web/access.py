@@ -19,6 +19,10 @@ RIGHTS: Final = frozenset[str](get_args(Right))
 _LINE: Final = re.compile(r"([A-Za-z0-9._-]{1,64})\s+([0-9a-f]{64})((?:\s+\w+)+)", re.ASCII)
 _BEARER: Final = re.compile(rb"bearer +([\x21-\x7e]{1,1000})", re.IGNORECASE)
 _PORT: Final = re.compile(rb":[0-9]{1,5}\Z")
+_PUBLIC: Final = re.compile(r"https?://([^/?#@\s]+)/?", re.IGNORECASE)
+UNIX: Final = "unix"  # the address of who comes by the unix socket
+FAILURES_SEC: Final = 60
+ADDRESSES_MAX: Final = 10_000  # from which tokens are counted that are not known
 
 Headers = Mapping[bytes, bytes]
 
@@ -42,7 +46,7 @@ class Access:
 
         now_sec: a clock that only runs forward.
     Raises:
-        ConfigError: everybody could reach the address, and there are no tokens.
+        ConfigError: everybody could reach the address, and there are no tokens; or a setting has another form.
     """
 
     def __init__(
@@ -53,10 +57,22 @@ class Access:
                 f"Others can reach {settings.host}: name a file of tokens with --tokens, or listen on 127.0.0.1 or a unix socket."
             )
         self._tokens = [(digest.encode(), caller) for digest, caller in tokens]
+        self._marks = {_mark(digest): caller for digest, caller in self._tokens}
         self.takes_tokens = bool(tokens)
         listed = [name.strip().lower() for name in settings.hosts.split(",") if name.strip()]
         own = f"[{settings.host}]" if ":" in settings.host else settings.host.lower()
-        self._hosts = frozenset(name.encode() for name in listed or ["localhost", "127.0.0.1", "[::1]", own])
+        public = _PUBLIC.fullmatch(settings.public_url)
+        if settings.public_url and not public:
+            raise ConfigError(
+                f"api.public_url must be like https://duetime.example.org, but is {settings.public_url!r}."
+            )
+        self.public_url = settings.public_url.rstrip("/")
+        self.is_secure = self.public_url.lower().startswith("https:")
+        hosts = {name.encode() for name in listed or ["localhost", "127.0.0.1", "[::1]", own]}
+        self._hosts = hosts | ({_PORT.sub(b"", public[1].lower().encode())} if public else set())
+        self._proxies, self._trusts_socket = _proxies_of(settings.trusted_proxies)
+        self._failures_max = settings.failed_tokens_max
+        self._failures: dict[str, tuple[float, int]] = {}  # by address: since when, and how many
         self._rate = settings.rate_per_token
         self._now_sec = now_sec
         self._buckets: dict[str, tuple[float, float]] = {}  # by caller: what is left, and when that was
@@ -104,13 +120,35 @@ class Access:
             raise _foreign()
         return False
 
-    def check_caller(self, headers: Headers, right: Right) -> Caller:
+    def address_of(self, peer: str, forwarded: str) -> str:
+        """Return from where a request comes: of one that a trusted proxy passes on, what it says.
+
+        Args:
+            peer: the address of the other end of the connection; "" of a unix socket.
+
+            forwarded: the header X-Forwarded-For, to which each proxy appends what it knows.
+        """
+        address = peer.removeprefix("::ffff:") or UNIX  # of IPv4 at a socket of both
+        given = forwarded.split(",") if forwarded and (self._proxies or self._trusts_socket) else []
+        while given and self._is_proxy(address):
+            try:
+                address = str(ipaddress.ip_address(given.pop().strip()))
+            except ValueError:
+                break
+        return address
+
+    def _is_proxy(self, address: str) -> bool:
+        if address == UNIX:
+            return self._trusts_socket
+        return any(ipaddress.ip_address(address) in network for network in self._proxies)
+
+    def check_caller(self, headers: Headers, right: Right, address: str) -> Caller:
         """Return who asks.
 
         Raises:
             Problem: ``no_token``, ``not_allowed``, ``rate_exceeded``.
         """
-        caller = self._find(headers.get(b"authorization", b"")) if self._tokens else ANYBODY
+        caller = self._find(headers.get(b"authorization", b""), address) if self._tokens else ANYBODY
         self.check_right(caller, right)
         return caller
 
@@ -125,26 +163,44 @@ class Access:
         if self._rate:
             self._count(caller.name)
 
-    def place_of(self, token: bytes) -> int | None:
-        """Return the place of a token in the file of tokens; None if it is not there."""
+    def mark_of(self, token: bytes, address: str) -> str | None:
+        """Return the mark of a token, by which a session knows it without having it; None if there is no such token.
+
+        Raises:
+            Problem: ``rate_exceeded``: too many tokens came from the address that are not known.
+        """
+        # Who shares an address with everybody, such as that of a proxy, can't be told from others: nobody is locked out there.
+        counts = self._failures_max and address != UNIX and not is_loopback(address)
+        place, now = _network_of(address) if counts else "", self._now_sec()
+        since, failures = self._failures.get(place, (now, 0))
+        if now - since >= FAILURES_SEC:
+            since, failures = now, 0
+        if counts and failures >= self._failures_max:
+            wait = {"Retry-After": str(max(1, round(since + FAILURES_SEC - now)))}
+            raise Problem("rate_exceeded", "Too many tokens came from this address that are not known.", headers=wait)
         digest = hashlib.sha256(token).hexdigest().encode()
         found = None
-        for place, (known, _) in enumerate(self._tokens):  # all of them, so that the time says nothing
+        for known, _ in self._tokens:  # all of them, so that the time says nothing
             if hmac.compare_digest(known, digest):
-                found = place
+                found = _mark(known)
+        if found is None and counts:
+            self._failures.pop(place, None)
+            if len(self._failures) >= ADDRESSES_MAX:
+                self._failures.pop(next(iter(self._failures)))  # the one that failed longest ago
+            self._failures[place] = (since, failures + 1)
         return found
 
-    def caller_at(self, place: int) -> Caller:
-        """Return who has the token at a place of the file."""
-        return self._tokens[place][1]
+    def caller_of(self, mark: str | None) -> Caller | None:
+        """Return who has the token of a mark; None if the file has no such token, or none any more."""
+        return self._marks.get(mark or "")
 
-    def _find(self, authorization: bytes) -> Caller:
+    def _find(self, authorization: bytes, address: str) -> Caller:
         token = _BEARER.fullmatch(authorization)
-        place = self.place_of(token[1] if token else b"")
-        if token is None or place is None:
+        caller = self.caller_of(self.mark_of(token[1], address)) if token else None
+        if caller is None:
             how = {"WWW-Authenticate": "Bearer"}
             raise Problem("no_token", "Send the header Authorization: Bearer TOKEN.", headers=how, closes=True)
-        return self.caller_at(place)
+        return caller
 
     def _count(self, name: str) -> None:
         now = self._now_sec()
@@ -152,13 +208,38 @@ class Access:
         left = min(float(self._rate), left + (now - since) * self._rate)
         self._buckets[name] = (max(0.0, left - 1), now)
         if left < 1:
-            raise Problem("rate_exceeded", f"A token may make {self._rate} requests a second.", closes=True)
+            raise Problem("rate_exceeded", f"A token may make {self._rate} requests a second.")
 
 
 def _is_own_origin(headers: Headers) -> bool:
     """Say whether an origin, if one is named, is ours."""
     host, origin = headers.get(b"host", b"").lower(), headers.get(b"origin")
     return origin is None or origin.lower() in (b"http://" + host, b"https://" + host)
+
+
+def _mark(digest: bytes) -> str:
+    return hashlib.sha256(digest).hexdigest()
+
+
+def _proxies_of(text: str) -> tuple[list[ipaddress.IPv4Network | ipaddress.IPv6Network], bool]:
+    """Read a list of trusted proxies: their networks, and whether whoever has the unix socket is one.
+
+    Raises:
+        ConfigError: it is no such list.
+    """
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    try:
+        return [ipaddress.ip_network(name) for name in names if name != UNIX], UNIX in names
+    except ValueError as exc:
+        raise ConfigError(
+            f"api.trusted_proxies takes addresses, networks and {UNIX}, with commas between: {exc}."
+        ) from exc
+
+
+def _network_of(address: str) -> str:
+    """Return what one client has for sure: an address, of IPv6 its network of 64 bits."""
+    ip = ipaddress.ip_address(address)
+    return address if ip.version == 4 else str(ipaddress.ip_network((ip, 64), strict=False))
 
 
 def _foreign() -> Problem:

@@ -39,9 +39,9 @@ def _note(visitor: Visitor, what: str, count: int, topic: str = "") -> None:
 async def log_in(site: Site, call: Call, visitor: Visitor) -> Response:
     """Begin a session for who has a token."""
     given = await site.form(call, visitor, "token", "next")
-    found = site.log_in(visitor, given.text("token"))
+    found = await site.log_in(visitor, given.text("token"), call.address)
     if found is None:
-        log.warning("pages: somebody tried to sign in with a token that is not known")
+        log.warning("pages: somebody at %s tried to sign in with a token that is not known", call.address)
         return site.render(
             "login.html", call, visitor, 401, page="login", next=own_path(given.text("next")), is_wrong=True
         )
@@ -59,7 +59,7 @@ def own_path(text: str) -> str:
 async def log_out(site: Site, call: Call, visitor: Visitor) -> Response:
     """End the session of this browser."""
     await site.form(call, visitor)
-    return site.go(call, site.nobody(), "/")
+    return site.go(call, await site.log_out(visitor), "/")
 
 
 async def change_message(site: Site, call: Call, visitor: Visitor) -> Response:
@@ -249,15 +249,11 @@ def _render_try(
     site: Site, call: Call, visitor: Visitor, filled: dict[str, str], refused: str = "", **more: Any
 ) -> Response:
     try:
-        curl = curl_line(_address(call), _request(Parameters(filled)), site.access.takes_tokens)
+        curl = curl_line(site.origin(call), _request(Parameters(filled)), site.access.takes_tokens)
     except Problem:
         curl = ""
     status = 422 if refused else 200
     return site.render("try.html", call, visitor, status, page="try", filled=filled, curl=curl, refused=refused, **more)
-
-
-def _address(call: Call) -> str:
-    return f"http://{call.header(b'host')}"
 
 
 def _request(given: Parameters) -> dict[str, object]:

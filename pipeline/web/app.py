@@ -126,7 +126,7 @@ class _Resource:
         self._app.access.check_source(call.headers)
         operation = _operation_of(self.operations, call.method)
         if operation.right is not None:
-            exchange.caller = self._app.access.check_caller(call.headers, operation.right).name
+            exchange.caller = self._app.access.check_caller(call.headers, operation.right, call.address).name
         exchange.response = await operation.handler(self._app.api, call)
 
 
@@ -147,9 +147,10 @@ class _Page:
         if not site.access.check_visit(call.headers, changes=call.method not in ("GET", "HEAD")):
             exchange.response = site.again(call)
             return
-        visitor = exchange.visitor = site.visitor(call)
+        visitor = await site.visitor(call) if page.right is not None else site.stranger(call)
+        exchange.visitor = visitor
         if self._template == "/" and (token := call.quiet_parameters().get("token")):
-            exchange.response = site.enter(call, visitor, token)
+            exchange.response = await site.enter(call, visitor, token)
             return
         if page.right is not None:
             site.check(visitor, page.right)
@@ -212,6 +213,8 @@ class App:
             return
         started_ms = self.api.clock.monotonic_ms()
         exchange = _Exchange(Call(scope, receive, self.api.settings.api, self.api.reading))
+        call = exchange.call
+        call.address = self.access.address_of(call.peer, call.forwarded)
         scope["duetime"] = exchange
         try:
             await self._router(scope, receive, send)
@@ -223,23 +226,26 @@ class App:
             exchange.response = self._page_of(problem, exchange) if exchange.is_page else problem_answer(problem)
         response = exchange.response
         assert response is not None
+        response.headers["X-Request-Id"] = call.request_id
         ms = self.api.clock.monotonic_ms() - started_ms
         self.api.meters.count(exchange.call.method, exchange.route, response.status_code, ms / 1000)
         is_look = exchange.is_page and exchange.call.method in ("GET", "HEAD") and response.status_code < 400
         log.log(
             logging.DEBUG if is_look else logging.INFO,
-            "%s %s %d %.1f ms %s",
+            "%s %s %d %.1f ms %s %s %s",
             exchange.call.method,
             exchange.route,
             response.status_code,
             ms,
             exchange.caller or "-",
+            call.address,
+            call.request_id,
         )
         exchange.call.release()
         await response(scope, receive, send)
 
     def _page_of(self, problem: Problem, exchange: _Exchange) -> Response:
-        return self.site.refuse(problem, exchange.call, exchange.visitor or self.site.visitor(exchange.call))
+        return self.site.refuse(problem, exchange.call, exchange.visitor or self.site.stranger(exchange.call))
 
     def _problem_of(self, error: Exception, exchange: _Exchange) -> Problem:
         problem = problem_of(error)

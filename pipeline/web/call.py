@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+import re
+import secrets
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, TypeVar
 from urllib.parse import parse_qsl, quote
@@ -21,6 +23,7 @@ FORM: Final = b"application/x-www-form-urlencoded"
 SMALL_BODY_BYTES_MAX: Final = 256 * 1024  # of a body that is neither a message nor a batch
 FORM_BYTES_MAX: Final = 2 * 1024 * 1024  # a message of 256 KiB has three times as many, and its headers come along
 PARAMETERS_MAX: Final = 50
+_REQUEST_ID: Final = re.compile(r"[A-Za-z0-9._-]{1,64}")
 ALWAYS: Final = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
 
 
@@ -54,15 +57,25 @@ class Call:
 
     def __init__(self, scope: Mapping[str, Any], receive: Any, settings: ApiSettings, reading: Reading) -> None:
         self.method: str = scope["method"]
-        self.headers: dict[bytes, bytes] = dict(scope["headers"])
+        self._headers: Sequence[tuple[bytes, bytes]] = scope["headers"]
+        self.headers: dict[bytes, bytes] = dict(self._headers)
         self.path: Mapping[str, str] = scope.get("path_params", {})
         self.url_path: str = scope["path"]
-        self.port: int = (scope.get("server") or (None, None))[1] or 0  # where it arrived; 0 on a unix socket
+        self.peer: str = (scope.get("client") or ("",))[0]  # the other end of the connection; "" of a unix socket
+        self.address = self.peer  # from where it comes, as far as proxies are trusted
+        given = self.header(b"x-request-id")
+        self.request_id = given if _REQUEST_ID.fullmatch(given) else secrets.token_hex(8)
         self.held = 0  # bytes of its body
         self._query: bytes = scope["query_string"]
         self._receive = receive
         self._settings = settings
         self._reading = reading
+
+    @property
+    def forwarded(self) -> str:
+        """Return the addresses that proxies say, the nearest one last, "" if there are none."""
+        lines = [value for name, value in self._headers if name == b"x-forwarded-for"]
+        return b",".join(lines).decode("latin-1")
 
     def release(self) -> None:
         """Let go of the body."""

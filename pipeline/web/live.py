@@ -17,7 +17,7 @@ from pipeline.web.problems import Problem
 
 INTERVAL_SEC: Final = 1.0
 SHARE: Final = 25  # looks take at most one part in so many of the time: where they take long they are rarer
-STREAM_SEC: Final = 3_600.0  # the browser asks again then, with the session that it has
+STREAM_SEC: Final = 300.0  # the browser asks again then, with the session that it has: one that has ended shows no more
 QUIET_SEC: Final = 15.0  # after which a line without meaning shows whether anybody is there
 # What a page has of parts that change, by the id of the element that each is in.
 PARTS: Final = {
@@ -84,10 +84,10 @@ class Hub:
         if self._is_over or self.viewers >= self._api.settings.api.viewers_max:
             raise Problem("busy", "Too many pages follow what happens.")
 
-    async def stream(self, view: View, left_sec: float) -> AsyncIterator[bytes]:
-        """Send what changes of a page, for so long at most."""
+    async def stream(self, view: View) -> AsyncIterator[bytes]:
+        """Send what changes of a page, for ``STREAM_SEC`` at most."""
         loop = asyncio.get_running_loop()
-        ends = loop.time() + min(left_sec, STREAM_SEC)
+        ends = loop.time() + STREAM_SEC
         sent: dict[str, str] = {}
         self._views[view] += 1
         try:

@@ -85,7 +85,8 @@ async def live(site: Site, call: Call, visitor: Visitor) -> Response:
         except ConfigError as exc:
             raise Problem("bad_parameter", str(exc)) from exc
     site.hub.check_room()
-    return StreamingResponse(site.hub.stream(view, visitor.left_sec), 200, HEADERS, "text/event-stream")
+    headers = {**HEADERS, "X-Accel-Buffering": "no"}  # which a proxy that collects answers asks for
+    return StreamingResponse(site.hub.stream(view), 200, headers, "text/event-stream")
 
 
 async def list_messages(site: Site, call: Call, visitor: Visitor) -> Response:

@@ -35,7 +35,7 @@ WORDS: Final[Mapping[str, tuple[int, str]]] = {
     "bad_gzip": (422, "The body is not gzip, although it says so"),
     "key_reused": (422, "The Idempotency-Key came with another body before"),
     "lines_refused": (422, "Some lines are refused, and nothing is stored"),
-    "rate_exceeded": (429, "The token has made too many requests"),
+    "rate_exceeded": (429, "The token has made too many requests, or the address sent too many that are not known"),
     "head_too_long": (431, "The head of the request is longer than allowed"),
     "internal": (500, "The server has failed"),
     "store_error": (500, "Redis answered with an error"),

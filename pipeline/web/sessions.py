@@ -1,47 +1,64 @@
-"""Sessions of browsers: a cookie that nobody else can make, and the proof in each form that it comes from our own page."""
+"""Sessions of browsers, kept in Redis for all processes of the API, and the proof in each form that it comes from our own page."""
 
 import hashlib
 import hmac
+import re
 import secrets
-from collections.abc import Callable
-from typing import Final
+from typing import Any, Final
+
+from pipeline.store.connection import translated_errors
+from pipeline.store.keys import Keys
 
 SESSION_SEC: Final = 12 * 3_600
-NOBODY: Final = -1  # whose place is it: nobody's who has shown a token
+_COOKIE: Final = re.compile(r"[A-Za-z0-9_-]{43}")
+
+
+def new_cookie() -> str:
+    """Return a name that nobody can guess: 256 bits."""
+    return secrets.token_urlsafe(32)
+
+
+def is_cookie(text: str) -> bool:
+    """Say whether a text has the form of such a name."""
+    return _COOKIE.fullmatch(text) is not None
+
+
+def proof_of(cookie: str) -> str:
+    """Return what the forms of a browser carry along; it does not give the cookie away."""
+    return hashlib.sha256(f"form:{cookie}".encode()).hexdigest()
+
+
+def has_proof(cookie: str, proof: str) -> bool:
+    """Say whether a form was made for the browser that has this cookie."""
+    return hmac.compare_digest(proof_of(cookie).encode(), proof.encode())
 
 
 class Sessions:
-    """The sessions of this process: another one, or the next, does not know them.
+    """The sessions of a namespace, each a key that expires; Redis has a digest of the cookie, not the cookie.
 
-    Args:
-        now_sec: a clock that only runs forward.
+    The methods raise ``StoreError``: no answer, or an error.
     """
 
-    def __init__(self, now_sec: Callable[[], float]) -> None:
-        self._key = secrets.token_bytes(32)
-        self._now_sec = now_sec
+    def __init__(self, client: Any, keys: Keys) -> None:
+        self._client = client
+        self._keys = keys
 
-    def begin(self, place: int) -> str:
-        """Return the cookie of a new session, of who has the token at this place of the file, or of ``NOBODY``."""
-        text = f"{place}~{int(self._now_sec()) + SESSION_SEC}~{secrets.token_urlsafe(12)}"
-        return f"{text}~{self._sign('session', text)}"
+    def begin(self, mark: str) -> str:
+        """Begin a session of the token that has this mark (``Access.mark_of``), and return its cookie."""
+        cookie = new_cookie()
+        with translated_errors():
+            self._client.set(self._key(cookie), mark, ex=SESSION_SEC)
+        return cookie
 
-    def read(self, cookie: str) -> tuple[int, float] | None:
-        """Return whose session it is and for how many seconds more; None if we did not begin it, or it is over."""
-        text, _, signature = cookie.rpartition("~")
-        if not hmac.compare_digest(signature.encode(), self._sign("session", text).encode()):
-            return None
-        place, until, _ = text.split("~")
-        left_sec = int(until) - self._now_sec()
-        return (int(place), left_sec) if left_sec > 0 else None
+    def read(self, cookie: str) -> str:
+        """Return the mark of the token that a session was begun with, "" if there is no such session."""
+        with translated_errors():
+            return (self._client.get(self._key(cookie)) or b"").decode()
 
-    def proof(self, cookie: str) -> str:
-        """Return what a form of this session carries along."""
-        return self._sign("form", cookie)
+    def end(self, cookie: str) -> None:
+        """End a session, if there is one."""
+        with translated_errors():
+            self._client.delete(self._key(cookie))
 
-    def has_proof(self, cookie: str, proof: str) -> bool:
-        """Say whether a form was made for this session."""
-        return hmac.compare_digest(self.proof(cookie).encode(), proof.encode())
-
-    def _sign(self, purpose: str, text: str) -> str:
-        return hmac.new(self._key, f"{purpose}:{text}".encode(), hashlib.sha256).hexdigest()[:40]
+    def _key(self, cookie: str) -> str:
+        return self._keys.session(hashlib.sha256(cookie.encode()).hexdigest())

@@ -1,5 +1,6 @@
 """What all pages share: who looks, what they may do, and how they are answered."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
@@ -15,7 +16,7 @@ from pipeline.web.call import Call, Parameters
 from pipeline.web.live import Hub
 from pipeline.web.problems import Problem
 from pipeline.web.rendering import HEADERS, templates
-from pipeline.web.sessions import NOBODY, SESSION_SEC, Sessions
+from pipeline.web.sessions import SESSION_SEC, Sessions, has_proof, is_cookie, new_cookie, proof_of
 
 # What a page says after a change, by the word that the address carries; the number comes along.
 NOTICES: Final[Mapping[str, str]] = {
@@ -31,16 +32,16 @@ NOTICES: Final[Mapping[str, str]] = {
     "gone": "Nothing was changed: it was not there any more, or had changed. This is how it is now.",
 }
 COUNT_MAX: Final = 1_000_000
+PORT: Final = re.compile(r":([0-9]{1,5})\Z")
 
 
 @dataclass(frozen=True, slots=True)
 class Visitor:
-    """Who looks at a page: ``caller`` is None if nobody who may; ``cookie`` is their session, which ``is_new`` or lasts."""
+    """Who looks at a page: ``caller`` is None if nobody who may; ``cookie`` names their browser, which ``is_new`` or has it."""
 
     caller: Caller | None
     cookie: str
     is_new: bool
-    left_sec: float
 
     @property
     def name(self) -> str:
@@ -54,7 +55,7 @@ class Site:
     def __init__(self, api: Api, access: Access) -> None:
         self.api = api
         self.access = access
-        self.sessions = Sessions(lambda: api.clock.monotonic_ms() / 1000)
+        self.sessions = Sessions(api.client, api.shards[0])
         self.templates = templates()
         self.hub = Hub(api, self.templates)
         retention_ms, read_cold = (
@@ -63,27 +64,45 @@ class Site:
         )
         self.by_id = MessagesById(api.client, api.shards, retention_ms, read_cold=read_cold)
 
-    def visitor(self, call: Call) -> Visitor:
-        """Return who looks."""
+    async def visitor(self, call: Call) -> Visitor:
+        """Return who looks.
+
+        Raises:
+            StoreError, TimeoutError: no answer, or an error.
+        """
+        found = self.stranger(call)
+        if found.is_new or not self.access.takes_tokens:
+            return found
+        mark = await self.api.ask(lambda: self.sessions.read(found.cookie))
+        return replace(found, caller=self.access.caller_of(mark))
+
+    def stranger(self, call: Call) -> Visitor:
+        """Return who looks without asking who has signed in."""
         cookie = call.cookie(cookie_name(call))
-        session = self.sessions.read(cookie) if cookie else None
-        if session is None:
-            return self.nobody()
-        place, left_sec = session
-        caller = ANYBODY if not self.access.takes_tokens else None if place == NOBODY else self.access.caller_at(place)
-        return Visitor(caller, cookie, False, left_sec)
-
-    def log_in(self, visitor: Visitor, token: str) -> Visitor | None:
-        """Return the visitor with a session of the token; None if there is no such token."""
-        place = self.access.place_of(token.strip().encode())
-        if place is None:
-            return None
-        return replace(visitor, caller=self.access.caller_at(place), cookie=self.sessions.begin(place), is_new=True)
-
-    def nobody(self) -> Visitor:
-        """Return a visitor who has shown no token, with a new session."""
         caller = None if self.access.takes_tokens else ANYBODY
-        return Visitor(caller, self.sessions.begin(NOBODY), True, float(SESSION_SEC))
+        return Visitor(caller, cookie, False) if is_cookie(cookie) else Visitor(caller, new_cookie(), True)
+
+    async def log_in(self, visitor: Visitor, token: str, address: str) -> Visitor | None:
+        """Return the visitor with a session of the token; None if there is no such token.
+
+        Raises:
+            Problem: ``rate_exceeded``.
+            StoreError, TimeoutError: no answer, or an error.
+        """
+        mark = self.access.mark_of(token.strip().encode(), address)
+        if mark is None:
+            return None
+        cookie = await self.api.ask(lambda: self.sessions.begin(mark))
+        return replace(visitor, caller=self.access.caller_of(mark), cookie=cookie, is_new=True)
+
+    async def log_out(self, visitor: Visitor) -> Visitor:
+        """End a session; return a visitor without one.
+
+        Raises:
+            StoreError, TimeoutError: no answer, or an error.
+        """
+        await self.api.ask(lambda: self.sessions.end(visitor.cookie))
+        return Visitor(None if self.access.takes_tokens else ANYBODY, new_cookie(), True)
 
     def check(self, visitor: Visitor, right: Right) -> None:
         """Refuse who may not do something.
@@ -95,9 +114,9 @@ class Site:
             raise Problem("no_token", "Sign in with a token first.")
         self.access.check_right(visitor.caller, right)
 
-    def enter(self, call: Call, visitor: Visitor, token: str) -> Response:
+    async def enter(self, call: Call, visitor: Visitor, token: str) -> Response:
         """Begin a session of the token in an address, which the browser is led away from."""
-        found = self.log_in(visitor, token) if self.access.takes_tokens else visitor
+        found = await self.log_in(visitor, token, call.address) if self.access.takes_tokens else visitor
         if found is None:
             return self.render("login.html", call, visitor, 401, page="login", next="/", is_wrong=True)
         return self.go(call, found, self.home(found))
@@ -129,7 +148,7 @@ class Site:
             Problem: it was not, or it has other fields.
         """
         given = await call.form(*names, "proof")
-        if visitor.is_new or not self.sessions.has_proof(visitor.cookie, given.text("proof")):
+        if visitor.is_new or not has_proof(visitor.cookie, given.text("proof")):
             raise Problem("stale_form", "Go back, reload the page, and send the form again.")
         return given
 
@@ -145,7 +164,8 @@ class Site:
         notice, tone = self._notice(call)
         return self.templates.get_template(template).render(
             may=self.rights(visitor),
-            proof=self.sessions.proof(visitor.cookie),
+            proof=proof_of(visitor.cookie),
+            origin=self.origin(call),
             visitor=visitor.caller.name if visitor.caller else "",
             takes_tokens=self.access.takes_tokens,
             is_read_only=settings.api.read_only,
@@ -174,9 +194,14 @@ class Site:
         """Return an answer that begins the session, if it is new."""
         if visitor.is_new:
             response.set_cookie(
-                cookie_name(call), visitor.cookie, SESSION_SEC, path="/", httponly=True, samesite="strict"
-            )
+                cookie_name(call), visitor.cookie, SESSION_SEC, path="/", secure=self.access.is_secure,
+                httponly=True, samesite="strict",
+            )  # fmt: skip
         return response
+
+    def origin(self, call: Call) -> str:
+        """Return under which address a client reaches the API."""
+        return self.access.public_url or f"http://{call.header(b'host')}"
 
     def _notice(self, call: Call) -> tuple[str, str]:
         done = call.quiet_parameters()
@@ -190,5 +215,6 @@ class Site:
 
 
 def cookie_name(call: Call) -> str:
-    """Return the name of the session's cookie: the port is in it, as the servers of a host share their cookies."""
-    return f"duetime-{call.port}"
+    """Return the name of the cookie: the port is in it that the browser asks, as the servers of a host share their cookies."""
+    port = PORT.search(call.header(b"host"))
+    return f"duetime-{port[1]}" if port else "duetime"

@@ -1,6 +1,7 @@
 """Who may ask: tokens and rights, hosts, origins, content types."""
 
 import hashlib
+import logging
 import re
 import socket
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 
 from pipeline.config import ApiSettings
 from pipeline.core.errors import ConfigError
+from pipeline.web import access as access_module
 from pipeline.web.access import Access, read_tokens
 from pipeline.web.app import OPERATIONS
 from pipeline.web.problems import Problem
@@ -133,12 +135,96 @@ def test_a_token_has_a_rate(tokens: Path) -> None:
     access = Access(ApiSettings(rate_per_token=2), read_tokens(str(tokens)), lambda: now)
     one, other = ({b"authorization": f"Bearer {token}".encode()} for token in ("all", "look"))
     for _ in range(2):
-        assert access.check_caller(one, "read").name == "admin"
+        assert access.check_caller(one, "read", "unix").name == "admin"
     with pytest.raises(Problem, match="2 requests a second") as refused:
-        access.check_caller(one, "read")
+        access.check_caller(one, "read", "unix")
     assert (refused.value.status, refused.value.headers["Retry-After"]) == (429, "1")
-    assert access.check_caller(other, "read").name == "watch"
+    assert access.check_caller(other, "read", "unix").name == "watch"
     now = 0.5
-    access.check_caller(one, "read")
+    access.check_caller(one, "read", "unix")
     with pytest.raises(Problem):
-        access.check_caller(one, "read")
+        access.check_caller(one, "read", "unix")
+
+
+def test_a_rate_that_is_exceeded_keeps_the_connection(server: RealServer, tokens: Path) -> None:
+    with running(settings_of(server.url, tokens=str(tokens), rate_per_token=1)) as api:
+        head = b"POST /v1/messages HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer all\r\nContent-Type: application/json\r\n"
+        body = b'{"message": "m", "delay_sec": 60}'
+        with api.raw() as connection:
+            answers = b""
+            for _ in range(4):
+                connection.sendall(head + b"Content-Length: %d\r\n\r\n%b" % (len(body), body))
+                answer = connection.recv(65_536)
+                assert b"connection: close" not in answer.lower()
+                answers += answer
+        assert answers.count(b"HTTP/1.1 201") >= 1 and answers.count(b"HTTP/1.1 429") >= 1
+
+
+def test_tokens_that_are_not_known_are_slowed_for_their_address_alone(server: RealServer, tokens: Path) -> None:
+    settings = settings_of(server.url, tokens=str(tokens), trusted_proxies="127.0.0.0/8", failed_tokens_max=3)
+    with running(settings) as api:
+
+        def ask(token: str, address: str, path: str = "/v1/status") -> int:
+            return api.get(path, headers=bearer(token) | {"X-Forwarded-For": address}).status_code
+
+        assert [ask("wrong", "203.0.113.1") for _ in range(5)] == [401, 401, 401, 429, 429]
+        assert ask("look", "203.0.113.1") == 429, "or a guess would be told by its answer"
+        assert ask("x", "203.0.113.1", "/?token=look") == 429, "at the pages, too"
+        refused = api.get("/v1/status", headers=bearer("look") | {"X-Forwarded-For": "203.0.113.1"})
+        assert reason(refused)[1] == "rate_exceeded" and 1 <= int(refused.headers["retry-after"]) <= 60
+        assert ask("look", "203.0.113.2") == 200
+        assert ask("look", "203.0.113.1, 203.0.113.2") == 200, "what a client says of itself does not count"
+        assert ask("look", "203.0.113.1, 127.0.0.5") == 429, "a proxy behind a proxy"
+        assert [ask("wrong", f"2001:db8::{n}") for n in range(1, 5)] == [401, 401, 401, 429], "one network"
+        assert [ask("wrong", "127.0.0.1") for _ in range(5)] == [401] * 5, "whom nobody can tell apart"
+    with running(settings_of(server.url, tokens=str(tokens), failed_tokens_max=1)) as api:
+        assert [ask("wrong", "203.0.113.1") for _ in range(3)] == [401] * 3, "the proxy is not trusted"
+
+
+def test_failures_are_forgotten_after_a_minute_and_few_addresses_are_kept(
+    tokens: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 0.0
+    access = Access(ApiSettings(failed_tokens_max=1), read_tokens(str(tokens)), lambda: now)
+    monkeypatch.setattr(access_module, "ADDRESSES_MAX", 2)
+    assert access.mark_of(b"wrong", "203.0.113.1") is None
+    with pytest.raises(Problem, match="Too many tokens"):
+        access.mark_of(b"look", "203.0.113.1")
+    now = 60.0
+    assert access.mark_of(b"look", "203.0.113.1")
+    for last in range(1, 9):
+        access.mark_of(b"wrong", f"203.0.113.{last}")
+    assert len(access._failures) <= 2
+
+
+@pytest.mark.parametrize("text", ["proxy.example.org", "10.0.0.1/8", "1.2.3", "*"])
+def test_proxies_are_addresses_or_networks(text: str) -> None:
+    with pytest.raises(ConfigError, match=r"api\.trusted_proxies"):
+        Access(ApiSettings(trusted_proxies=text), [], lambda: 0.0)
+
+
+def test_the_unix_socket_may_be_that_of_a_proxy() -> None:
+    trusting = Access(ApiSettings(trusted_proxies="unix, 10.0.0.0/8"), [], lambda: 0.0)
+    assert trusting.address_of("", "203.0.113.9, 10.1.1.1") == "203.0.113.9"
+    assert trusting.address_of("", "") == "unix"
+    assert trusting.address_of("10.2.2.2", "nonsense") == "10.2.2.2"
+    assert Access(ApiSettings(), [], lambda: 0.0).address_of("", "203.0.113.9") == "unix"
+
+
+def test_a_request_has_an_id_and_an_address_in_the_log(
+    server: RealServer, tokens: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "pipeline.web")
+    with running(settings_of(server.url, tokens=str(tokens), trusted_proxies="127.0.0.1")) as api:
+        given = api.get(
+            "/v1/status", headers=bearer("look") | {"X-Request-Id": "a-1", "X-Forwarded-For": "203.0.113.1"}
+        )
+        assert given.headers["x-request-id"] == "a-1"
+        made = {api.get("/v1/status", headers=bearer("look")).headers["x-request-id"] for _ in range(2)}
+        assert len(made) == 2
+        for odd in ("a b", "a;b", "a" * 65, "", "é"):
+            answer = api.get("/nothing", headers={"X-Request-Id": odd.encode("latin-1")})
+            assert re.fullmatch("[0-9a-f]{16}", answer.headers["x-request-id"]), odd
+    said = [record.getMessage() for record in caplog.records if record.name == "pipeline.web.app"]
+    assert re.fullmatch(r"GET /v1/status 200 \S+ ms watch 203\.0\.113\.1 a-1", said[0]), said[0]
+    assert re.fullmatch(r"GET - 404 \S+ ms - 127\.0\.0\.1 [0-9a-f]{16}", said[-1]), said[-1]

@@ -7,8 +7,11 @@ from pathlib import Path
 import httpx
 import pytest
 
+from pipeline.config import ApiSettings, Settings
+from pipeline.core.errors import ConfigError
+from pipeline.web.access import Access
 from pipeline.web.app import PAGES
-from pipeline.web.sessions import NOBODY, SESSION_SEC, Sessions
+from pipeline.web.sessions import SESSION_SEC
 from tests.servers import RealServer
 from tests.web.html import check
 from tests.web.running import Api, running, settings_of
@@ -163,27 +166,76 @@ def test_a_link_from_elsewhere_leads_to_the_page_and_nothing_else_reaches_one(se
         assert api.get("/", headers={"Host": "evil.example"}).status_code == 421
 
 
-def test_a_session_is_ours_ends_and_can_not_be_made_up() -> None:
-    now = 1_000.0
-    sessions = Sessions(lambda: now)
-    cookie = sessions.begin(2)
-    assert sessions.read(cookie) == (2, SESSION_SEC)
-    assert sessions.read(sessions.begin(NOBODY)) == (NOBODY, SESSION_SEC)
-    place, until, nonce, signature = cookie.split("~")
-    for wrong in (
-        f"1~{until}~{nonce}~{signature}",
-        f"{place}~{int(until) + 1}~{nonce}~{signature}",
-        "",
-        "~",
-        "~~~",
-        "ü",
-        cookie[:-1],
-    ):
-        assert sessions.read(wrong) is None, wrong
-    assert Sessions(lambda: now).read(cookie) is None, "another process"
-    assert sessions.read(f"{cookie}") != sessions.read(sessions.proof(cookie)), "a proof is no session"
-    now += SESSION_SEC
-    assert sessions.read(cookie) is None
+def test_signing_out_ends_the_session_for_whoever_has_its_cookie(server: RealServer, tokens: Path) -> None:
+    with running(settings_of(server.url, tokens=str(tokens))) as api:
+        api.get("/?token=look")
+        session = dict(api.cookies)
+        assert api.get("/messages").status_code == 200
+        assert send(api, "/logout", {}, "/").status_code == 303
+        api.cookies.clear()
+        api.cookies.update(session)
+        assert api.get("/messages").status_code == 401, "the old cookie"
+
+
+def test_sessions_are_those_of_all_processes_and_end_with_their_token(server: RealServer, tokens: Path) -> None:
+    with running(settings_of(server.url, tokens=str(tokens))) as one, running(one_more(server, tokens)) as other:
+        one.get("/?token=look")
+        host = {"Host": f"localhost:{one.port}"}  # as a balancer in front of both passes it on
+        cookies = {f"duetime-{one.port}": one.cookies[f"duetime-{one.port}"]}
+        other.cookies.update(cookies)
+        assert other.get("/messages", headers=host).status_code == 200
+    with running(one_more(server, tokens)) as later:
+        later.cookies.update(cookies)
+        assert later.get("/messages", headers=host).status_code == 200, "after a restart"
+    kept = [line for line in tokens.read_text().splitlines() if not line.startswith("watch")]
+    tokens.write_text("\n".join([*kept, f"watch {digest('another')} read"]))
+    with running(one_more(server, tokens)) as later:
+        later.cookies.update(cookies)
+        assert later.get("/messages", headers=host).status_code == 401, "its token is not in the file any more"
+
+
+def one_more(server: RealServer, tokens: Path) -> Settings:
+    return settings_of(server.url, tokens=str(tokens))
+
+
+def test_redis_has_of_a_session_what_nobody_can_use_and_for_twelve_hours(server: RealServer, tokens: Path) -> None:
+    with running(settings_of(server.url, tokens=str(tokens))) as api:
+        for _ in range(3):
+            api.get("/")  # who has no token leaves nothing
+        assert not [*server.client().scan_iter("*session*")]
+        api.get("/?token=look")
+        cookie = api.cookies[f"duetime-{api.port}"]
+        assert len(cookie) == 43, "256 bits"
+        [key] = server.client().scan_iter("*session*")
+        assert SESSION_SEC - 60 < server.client().ttl(key) <= SESSION_SEC
+        held = key + server.client().get(key)
+        assert not [text for text in (cookie, "look", digest("look"), "watch") if text.encode() in held]
+        for wrong in (cookie[:-1], cookie.swapcase(), "", "~", key.decode().rpartition(":")[2][:43]):
+            api.cookies.set(f"duetime-{api.port}", wrong, domain="127.0.0.1")
+            assert api.get("/messages", headers={"Cookie": f"duetime-{api.port}={wrong}"}).status_code == 401, wrong
+        server.client().delete(key)
+        assert api.get("/messages", headers={"Cookie": f"duetime-{api.port}={cookie}"}).status_code == 401
+
+
+def test_behind_tls_cookies_are_secure_and_commands_say_https(server: RealServer, tokens: Path) -> None:
+    settings = settings_of(server.url, tokens=str(tokens), public_url="https://duetime.example.org/")
+    with running(settings) as api:
+        host = {"Host": "duetime.example.org"}
+        found = api.get("/?token=all", headers=host)
+        cookie = cookie_of(found).split("; ")
+        assert found.status_code == 303 and "Secure" in cookie and cookie[0].startswith("duetime="), cookie
+        session = host | {"Cookie": cookie[0]}
+        for path in ("/try", "/messages/tea"):
+            page = check(api.get(path, headers=session).text).text()
+            assert "https://duetime.example.org/v1/messages" in page and "http://" not in page, path
+        fields = check(api.get("/", headers=session).text).fields("/logout")
+        own = session | {"Origin": "https://duetime.example.org"}
+        assert api.post("/logout", data=fields, headers=own).status_code == 303
+    with running(settings_of(server.url)) as api:
+        assert "Secure" not in cookie_of(api.get("/"))
+    for wrong in ("duetime.example.org", "https://", "https://a/b", "ftp://a"):
+        with pytest.raises(ConfigError, match=r"api\.public_url"):
+            Access(ApiSettings(public_url=wrong), [], lambda: 0.0)
 
 
 def test_a_read_only_dashboard_has_nothing_that_changes(server: RealServer) -> None:

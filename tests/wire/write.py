@@ -33,6 +33,7 @@ from pipeline.store.namespace import open_namespace
 from pipeline.store.outbox import Outbox
 from pipeline.store.redis_store import RedisStore
 from pipeline.store.topics import Topics
+from pipeline.web.sessions import Sessions
 from tests.consume.conftest import TOPIC, Stage
 from tests.ingest.test_progress import progress
 from tests.servers import RealServer, real_server
@@ -59,6 +60,7 @@ def fill(server: RealServer) -> Keys:
     fill_topics(stage)
     fill_outbox(stage, settings)
     set_topic(client, keys, "default", TopicSettings(sink="screen"))
+    Sessions(user, keys).begin("0" * 64)
     fill_buckets(RedisStore(user, keys))
     messages = MessagesById(user, [keys], DAY_MS)
     assert messages.cancel("order-4").message
