@@ -10,7 +10,7 @@ from pipeline.core.cold import COLD_PLACE_LENGTH
 
 # Kinds of keys without a time to live, and what keeps each of them small.
 PERMANENT = {
-    "meta": "three fields",
+    "meta": "six fields",
     "counters": "some fields",
     "topics": "one member for each topic that holds anything",
     "topic_settings": "one field for each topic with settings of its own",

@@ -92,7 +92,7 @@ class Consuming:
         whole_group = new_store(self._client, self._settings, topic, group, "", self._scripts)
         place = place_from_now(whole_group, parse_start(start))
         whole_group.register(parse_start(start), ordered, passes_over=True)
-        settings = adopt_topic_settings(self._client, self._settings)
+        settings = adopt_topic_settings(self._client, self._settings, scripts=self._scripts)
         shares = shards_of_consumers(self._client, settings, concurrency, whole_group.ordered)
 
         def work(shards: Sequence[Keys]) -> None:

@@ -43,7 +43,7 @@ class MemoryDuetime(Duetime):
         self._time = _Clock(SystemClock().wall_ms() if now is None else due_ms_of(now))
         client, settings, scripts = FakeRedis(), Settings(), Scripts(flags=False)
         open_namespace(client, settings.redis, may_create=True)
-        change_topic_settings(client, settings.redis, ALL_TOPICS, {"sink": "stream"})
+        change_topic_settings(client, settings.redis, ALL_TOPICS, {"sink": "stream"}, scripts)
         self._begin(client, settings, self._time, scripts, patience_sec=0, now_ms=self._time.wall_ms)
         self._drain = open_shards(client, settings.redis, None, scripts, self._time.wall_ms)[0]
 

@@ -3,7 +3,7 @@
 import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 import redis
@@ -14,6 +14,7 @@ from pipeline.core.text import command_text
 from pipeline.store.connection import translated_errors
 from pipeline.store.keys import Keys, keys_of
 from pipeline.store.layout import FORMAT_VERSION, read_layout, tags_of
+from pipeline.store.scripts import Scripts, run_script
 from pipeline.store.shards import first_that_answers
 
 log = logging.getLogger(__name__)
@@ -75,7 +76,9 @@ def _check_rename(client: Any, settings: RedisSettings) -> None:
     first_that_answers(keys_of(settings), rename)
 
 
-def adopt_topic_settings(client: Any, settings: Settings, complete: bool = False) -> Settings:
+def adopt_topic_settings(
+    client: Any, settings: Settings, complete: bool = False, scripts: Scripts | None = None
+) -> Settings:
     """Return ``settings`` with what the namespace says of topics. What it does not say yet, it takes from what was given.
 
     All loops and consumers of a namespace go by the same settings, whatever the configuration of their machine
@@ -91,12 +94,15 @@ def adopt_topic_settings(client: Any, settings: Settings, complete: bool = False
     wanted: dict[str, dict[str, Any]] = {topic: dict(values) for topic, values in settings.given.items()}
     if complete:
         wanted[ALL_TOPICS] = asdict(TopicSettings(sink=DrainSettings().sink)) | wanted.get(ALL_TOPICS, {})
-    shard, found = _read_topics(client, settings.redis)
+    loaded = scripts or Scripts()
+    shard, said = first_that_answers(keys_of(settings.redis), lambda keys: (keys.shard, _read(client, keys)))
+    found = said.topics()
     if any(values.keys() - found.get(topic, {}).keys() for topic, values in wanted.items()):
-        found = _change(client, settings.redis, lambda topic, values: wanted.get(topic, {}) | values, [*wanted])
+        said = _change(client, settings.redis, lambda topic, values: wanted.get(topic, {}) | values, [*wanted], loaded)
+        shard = 0
     if shard == 0:  # what another says may be older
-        _write_to_all(client, settings.redis, found, passes_over=True)
-    adopted = _with(settings, found)
+        _write_to_all(client, settings.redis, said, loaded, passes_over=True)
+    adopted = _with(settings, said.topics())
     _refuse_others(settings, adopted)
     return adopted
 
@@ -128,15 +134,33 @@ def read_topic_settings(client: Any, settings: RedisSettings) -> dict[str, dict[
     Raises:
         StoreError: no answer, or an error.
     """
-    return _read_topics(client, settings)[1]
+    return _of_topics(first_that_answers(keys_of(settings), lambda keys: client.hgetall(keys.topic_settings())))
 
 
-def _read_topics(client: Any, settings: RedisSettings) -> tuple[int, dict[str, dict[str, Any]]]:
-    """Return what the first shard that answers says of topics, and which that is; they all say the same, but for a moment."""
-    shard, found = first_that_answers(
-        keys_of(settings), lambda keys: (keys.shard, client.hgetall(keys.topic_settings()))
-    )
-    return shard, _of_topics(found)
+@dataclass(frozen=True, slots=True)
+class _Said:
+    """What a shard says of topics. The revision counts the changes, so that of two writers the later one stays."""
+
+    texts: Mapping[bytes, bytes]
+    revision: int
+
+    def topics(self) -> dict[str, dict[str, Any]]:
+        return _of_topics(self.texts)
+
+
+def _read(client: Any, keys: Keys) -> _Said:
+    pipeline = client.pipeline(transaction=True)
+    pipeline.hgetall(keys.topic_settings())
+    pipeline.hget(keys.meta(), "topics_revision")
+    texts, revision = pipeline.execute()
+    return _Said(texts, int(revision or 0))
+
+
+def _write(client: Any, keys: Keys, said: _Said, known: int, scripts: Scripts) -> bool:
+    """Write what is said into a shard, unless it has a later revision than ``known``; says whether that was done."""
+    flat = [text for pair in said.texts.items() for text in pair]
+    names = [keys.topic_settings(), keys.meta()]
+    return bool(run_script(client, scripts, "set_topics", names, [known, said.revision, *flat]) == 1)
 
 
 def _of_topics(found: Mapping[bytes, bytes]) -> dict[str, dict[str, Any]]:
@@ -144,7 +168,11 @@ def _of_topics(found: Mapping[bytes, bytes]) -> dict[str, dict[str, Any]]:
 
 
 def change_topic_settings(
-    client: Any, settings: RedisSettings, topic: str, changes: Mapping[str, Value | None]
+    client: Any,
+    settings: RedisSettings,
+    topic: str,
+    changes: Mapping[str, Value | None],
+    scripts: Scripts | None = None,
 ) -> None:
     """Change settings of one topic or of ``ALL_TOPICS``; running loops go by it from their next claim on.
 
@@ -158,7 +186,8 @@ def change_topic_settings(
     def changed(topic: str, values: dict[str, Any]) -> dict[str, Any]:
         return {name: value for name, value in {**values, **changes}.items() if value is not None}
 
-    _write_to_all(client, settings, _change(client, settings, changed, [topic]))
+    loaded = scripts or Scripts()
+    _write_to_all(client, settings, _change(client, settings, changed, [topic], loaded), loaded)
 
 
 def _change(
@@ -166,22 +195,20 @@ def _change(
     settings: RedisSettings,
     changed: Callable[[str, dict[str, Any]], dict[str, Any]],
     topics: Sequence[str],
-) -> dict[str, dict[str, Any]]:
+    scripts: Scripts,
+) -> _Said:
     """Change the settings of some topics in the first shard, if nobody else does meanwhile; then once more."""
-    key = keys_of(settings)[0].topic_settings()
-
-    def change(pipeline: Any) -> None:
-        found = [pipeline.hget(key, topic) for topic in topics]
-        pipeline.multi()
-        for topic, values in zip(topics, found, strict=True):
-            if new := changed(topic, json.loads(values or b"{}")):
-                pipeline.hset(key, topic, json.dumps(new))
-            else:
-                pipeline.hdel(key, topic)
-
-    with translated_errors():
-        client.transaction(change, key)
-        return _of_topics(client.hgetall(key))
+    first = keys_of(settings)[0]
+    while True:
+        with translated_errors():
+            found = _read(client, first)
+        texts = dict(found.texts)
+        for topic in topics:
+            if new := changed(topic, json.loads(texts.pop(topic.encode(), b"{}"))):
+                texts[topic.encode()] = json.dumps(new).encode()
+        said = _Said(texts, found.revision + 1)
+        if _write(client, first, said, found.revision, scripts):
+            return said
 
 
 def _with(settings: Settings, found: Mapping[str, dict[str, Any]]) -> Settings:
@@ -217,23 +244,19 @@ def _text(value: Value) -> str:
 
 
 def _write_to_all(
-    client: Any, settings: RedisSettings, found: Mapping[str, Mapping[str, Any]], passes_over: bool = False
+    client: Any, settings: RedisSettings, said: _Said, scripts: Scripts, passes_over: bool = False
 ) -> None:
-    """Make the other shards say what the first one says; a server is written to only where they do not.
+    """Make the other shards say what the first one says; a server is written to only where they do not, or say something later.
 
     Args:
         passes_over: a shard that does not answer, which keeps what it has until another job starts.
     """
-    wanted = {topic.encode(): json.dumps(values).encode() for topic, values in found.items()}
     for keys in keys_of(settings)[1:]:
         try:
             with translated_errors():
-                if client.hgetall(keys.topic_settings()) != wanted:
-                    pipeline = client.pipeline(transaction=True)
-                    pipeline.delete(keys.topic_settings())
-                    if wanted:
-                        pipeline.hset(keys.topic_settings(), mapping=wanted)
-                    pipeline.execute()
+                there = client.hgetall(keys.topic_settings())
+            if there != said.texts:
+                _write(client, keys, said, said.revision, scripts)
         except StoreUnavailable as exc:
             if not passes_over:
                 raise

@@ -18,6 +18,7 @@ NAMES = (
     "schedule",
     "check_cold",
     "hydrate",
+    "set_topics",
     "claim",
     "ack",
     "release",

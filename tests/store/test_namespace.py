@@ -3,15 +3,18 @@
 import json
 import uuid
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import fakeredis
 import pytest
+import redis
 
 from pipeline.config import ALL_TOPICS, Settings, TopicSettings, load_settings
 from pipeline.core.errors import ConfigError
 from pipeline.core.messages import Message
+from pipeline.store import namespace
 from pipeline.store.connection import connect
 from pipeline.store.keys import keys_of
 from pipeline.store.namespace import (
@@ -20,6 +23,7 @@ from pipeline.store.namespace import (
     current_topic_settings,
     read_topic_settings,
 )
+from pipeline.store.scripts import Scripts
 from pipeline.store.shards import open_shards
 from tests.servers import RealServer
 from tests.store.conftest import START_MS
@@ -33,8 +37,9 @@ def file(tmp_path: Path) -> Path:
 
 
 @pytest.fixture(params=["fake", "real"])
-def client(request: pytest.FixtureRequest) -> Iterator[Any]:
+def client(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     if request.param == "fake":
+        monkeypatch.setattr(namespace, "Scripts", partial(Scripts, flags=False))
         yield fakeredis.FakeRedis()
         return
     client = request.getfixturevalue("server").client()
@@ -122,6 +127,48 @@ def test_settings_are_changed_and_taken_back_in_all_shards(client: Any, file: Pa
     assert list(each[0]) == [b"*"]
 
 
+def test_of_two_changes_at_once_the_later_one_stays_in_all_shards(
+    client: Any, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The earlier one comes to the other shards last, as does a job that has read it before."""
+    redis_settings = settings_of(file).redis
+    write_to_all = namespace._write_to_all
+
+    def overtaken(*arguments: Any, **options: Any) -> None:
+        monkeypatch.setattr(namespace, "_write_to_all", write_to_all)
+        change_topic_settings(client, redis_settings, "mail", {"max_rate": 2})
+        write_to_all(*arguments, **options)
+
+    monkeypatch.setattr(namespace, "_write_to_all", overtaken)
+    change_topic_settings(client, redis_settings, "mail", {"max_rate": 1})
+    each = [client.hgetall(keys.topic_settings()) for keys in keys_of(redis_settings)]
+    assert each == [{b"mail": b'{"max_rate": 2}'}] * 2
+
+
+def test_a_shard_that_says_something_else_says_what_the_first_one_does_when_a_job_starts(
+    client: Any, file: Path
+) -> None:
+    settings = settings_of(file)
+    change_topic_settings(client, settings.redis, "mail", {"max_rate": 1})
+    client.delete(keys_of(settings.redis)[1].topic_settings())
+    adopt_topic_settings(client, settings)
+    assert client.hgetall(keys_of(settings.redis)[1].topic_settings()) == {b"mail": b'{"max_rate": 1}'}
+
+
+def test_a_loop_can_be_the_first_one_on_a_server_that_is_full(server: RealServer, file: Path) -> None:
+    client = server.client()
+    settings = settings_of(file, sink="stream")
+    client.config_set("maxmemory", 1)
+    try:
+        with pytest.raises(redis.exceptions.OutOfMemoryError):
+            client.set("more", "")
+        adopted = adopt_topic_settings(client, settings, complete=True)
+    finally:
+        client.config_set("maxmemory", 0)
+    assert adopted.of_topic("mail").sink == "stream"
+    assert read_topic_settings(client, settings.redis)[ALL_TOPICS]["sink"] == "stream"
+
+
 def test_what_counts_for_a_topic_now_is_read_without_the_settings_of_all_others(server: RealServer, file: Path) -> None:
     client, settings = server.client(), settings_of(file)
     change_topic_settings(client, settings.redis, "mail", {"max_rate": 5})
@@ -136,8 +183,8 @@ def test_what_counts_for_a_topic_now_is_read_without_the_settings_of_all_others(
 
 def test_a_running_loop_notices_a_change_at_its_next_claim(server: RealServer, file: Path) -> None:
     client = connect(settings_of(file).redis.__class__(url=server.url))
-    namespace = f"test-{uuid.uuid4().hex}"
-    settings = settings_of(file, f"[redis]\nshards = 2\nnamespace = '{namespace}'\n")
+    name = f"test-{uuid.uuid4().hex}"
+    settings = settings_of(file, f"[redis]\nshards = 2\nnamespace = '{name}'\n")
     settings = adopt_topic_settings(client, settings, complete=True)
     stores = open_shards(client, settings.redis)
 
