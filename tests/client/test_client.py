@@ -336,9 +336,9 @@ def test_a_client_that_fails_to_begin_leaves_no_connection_open(
         raise ConfigError("The folder is away.")
 
     monkeypatch.setattr(sync, "cold_reader", fail)
-    with pytest.raises(ConfigError):
+    with pytest.raises(ConfigError) as raised:
         Duetime(server.url)
-    assert not is_open
+    assert not is_open, raised  # which keeps the connection from being collected
 
 
 def test_a_marker_that_the_server_lost_makes_it_store_under_another(server: RealServer) -> None:
