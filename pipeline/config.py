@@ -45,6 +45,7 @@ LeaseSec = Annotated[float, Meta(ge=0.1, le=86_400, description="0.1 to 86400")]
 KafkaTopic = Annotated[str, Meta(pattern=r"\A[A-Za-z0-9._-]{0,249}\Z", description="at most 249 of A-Z a-z 0-9 . _ -")]
 Host = Annotated[str, Meta(min_length=1, description="an address of this machine")]
 MetricsPort = Annotated[int, Meta(ge=0, le=65_535, description="0 (off) to 65535")]
+WebhookFormat = Literal["raw", "json"]
 WebUrl = Annotated[str, Meta(pattern=URL_PATTERN, description=URL_RULE)]
 SINKS = get_args(SinkName)
 
@@ -147,6 +148,7 @@ class TopicSettings:
     backoff_ms: Positive = 1_000
     backoff_ms_max: Positive = 600_000
     webhook: WebUrl = ""
+    webhook_format: WebhookFormat = "raw"
     webhook_timeout_sec: Annotated[float, Meta(ge=0.1, le=3_600, description="0.1 to 3600")] = 10.0
     webhook_concurrency: Annotated[int, Meta(ge=1, le=256, description="1 to 256")] = 4
 

@@ -21,7 +21,7 @@ from pipeline.webhooks.signing import Secrets, secrets_of
 from pipeline.webhooks.totals import Totals
 
 GROUP = "webhook"
-KEYS = ("webhook", "webhook_timeout_sec", "webhook_concurrency")
+KEYS = ("webhook", "webhook_format", "webhook_timeout_sec", "webhook_concurrency")
 STOP_MS = 5_000  # beside the time that a target has to answer
 
 log = logging.getLogger(__name__)

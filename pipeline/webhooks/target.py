@@ -13,7 +13,7 @@ from pipeline.consume.handling import Gone, RetryLater, TargetDown
 from pipeline.core.clock import Clock
 from pipeline.core.messages import Message
 from pipeline.core.text import visible
-from pipeline.webhooks.requests import headers_of
+from pipeline.webhooks.requests import body_of, headers_of
 
 READ_BYTES_MAX = 65_536  # of an answer; with more, its connection is not used again
 SHOWN_BYTES = 300  # of an answer that is no success, for the dead letter
@@ -30,7 +30,7 @@ class Target:
     """
 
     def __init__(self, settings: TopicSettings, secrets: Sequence[bytes], clock: Clock) -> None:
-        self._url = settings.webhook
+        self._url, self._format = settings.webhook, settings.webhook_format
         self._shown = self._url.partition("?")[0]  # what follows may be a password
         self._secrets = secrets
         self._clock = clock
@@ -48,8 +48,8 @@ class Target:
             RetryLater: it failed, perhaps because of the message.
             TargetDown: there was no connection, or the target wants to be left in peace.
         """
-        body = message.body.encode()
-        headers = headers_of(message, body, self._clock.wall_ms() // 1000, self._secrets)
+        body = body_of(message, self._format)
+        headers = headers_of(message, body, self._clock.wall_ms() // 1000, self._secrets, self._format)
         try:
             answer = self._pools.request(
                 *("POST", self._url),

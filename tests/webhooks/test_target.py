@@ -2,6 +2,7 @@
 
 import base64
 import hashlib
+import json
 import shutil
 import socket
 import ssl
@@ -22,7 +23,7 @@ from pipeline.webhooks.requests import headers_of
 from pipeline.webhooks.signing import read_secrets, secrets_of, signature
 from pipeline.webhooks.target import READ_BYTES_MAX, Target, wait_sec_of
 from tests.clock import ManualClock
-from tests.webhooks.receiver import Answer, Receiver, receiving
+from tests.webhooks.receiver import Answer, Posted, Receiver, receiving
 
 SECRET, OTHER = base64.b64decode("MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"), bytes(range(32))
 EVENING = "Tue, 20 Jan 1970 20:00:10 GMT"
@@ -130,6 +131,30 @@ def test_a_signature_is_that_of_the_standard(receiver: Receiver) -> None:
     assert abs(int(signed.header("webhook-timestamp")) * 1000 - SystemClock().wall_ms()) < 60_000
     assert signed.header("webhook-signature").split(" ") == [f"v1,{hmac_by_hand(s, content)}" for s in (SECRET, OTHER)]
     assert "webhook-signature" not in dict(plain.headers)
+
+
+def verify(secret: bytes, posted: Posted) -> dict[str, Any]:
+    """What the libraries of Standard Webhooks do: check the signature over the body as it came, then read it as JSON."""
+    signed = b"%s.%s." % (posted.header("webhook-id").encode(), posted.header("webhook-timestamp").encode())
+    assert f"v1,{hmac_by_hand(secret, signed + posted.body)}" in posted.header("webhook-signature").split(" ")
+    return json.loads(posted.body)  # type: ignore[no-any-return]
+
+
+def test_a_text_in_an_envelope_is_verified_and_read_as_the_standard_has_it(receiver: Receiver) -> None:
+    target = target_of(receiver, (SECRET,), webhook_format="json")
+    headers = {"Content-Type": "text/html", "trace": "ü"}
+    target.post(message("grüße 🎉 \u2028\n", headers=headers))
+    target.post(message('{"a": 1}', id=""))
+    first, second = receiver.posted
+    due = "1970-01-01T00:00:01.000Z"
+    assert verify(SECRET, first) == {
+        "type": "message.due",
+        "timestamp": due,
+        "data": {"id": "order-1", "topic": "mail", "due": due, "message": "grüße 🎉 \u2028\n", "headers": headers},
+    }
+    assert verify(SECRET, second)["data"]["message"] == '{"a": 1}', "a message is a text, whatever is in it"
+    assert {posted.header("content-type") for posted in receiver.posted} == {"application/json"}
+    assert first.header("duetime-header-trace") == "%C3%BC"
 
 
 def test_the_id_that_is_signed_has_no_dots_and_two_ids_are_never_the_same() -> None:
