@@ -1,6 +1,7 @@
 """What all resources of the API share: the client, connections for its threads, limits, and how an error is told."""
 
 import asyncio
+import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -16,6 +17,7 @@ from pipeline.config import Settings
 from pipeline.core.clock import Clock
 from pipeline.core.errors import (
     ColdUnavailable,
+    ConfigError,
     RequestRefused,
     StoreError,
     StoreFull,
@@ -24,8 +26,10 @@ from pipeline.core.errors import (
 )
 from pipeline.core.messages import Message
 from pipeline.store.by_id import MessagesById
+from pipeline.store.checks import meaning_of_stored
 from pipeline.store.keys import Keys
 from pipeline.store.shards import open_shards
+from pipeline.store.topics import Topics
 from pipeline.web.call import Reading
 from pipeline.web.grouped import Grouped
 from pipeline.web.keyed import KeyedBatches
@@ -33,6 +37,10 @@ from pipeline.web.meters import Meters
 from pipeline.web.problems import Problem
 
 THREADS: Final = 4  # for what is no single message: listings, topics, dead letters, status
+READY_MS: Final = 1_000  # for which an answer to whether all is ready counts
+LOOK_SEC: Final = 0.5  # until a server that has not said its time does not answer
+
+log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -77,11 +85,16 @@ class Api:
             settings.api.wait_for_disk,
         )
         self._threads = ThreadPoolExecutor(THREADS, "api")
+        self._given_up = 0  # of these threads, those that work on what nobody waits for any more
+        self._probe_thread = ThreadPoolExecutor(1, "api-probe")
+        self._ready_lock = asyncio.Lock()
+        self._ready: tuple[float, str | None] | None = None  # when it was asked last, and the answer
         self._batch_threads = ThreadPoolExecutor(settings.api.batches_max, "api-batch")
 
     def close(self) -> None:
         """Let the threads end."""
         self._threads.shutdown(wait=False)
+        self._probe_thread.shutdown(wait=False)
         self._batch_threads.shutdown(wait=False)
 
     def count_connections(self) -> int:
@@ -137,18 +150,62 @@ class Api:
         """Call Redis in a thread, again if it does not answer. ``call`` may be repeated.
 
         Raises:
+            Problem: ``busy``, ``took_too_long``.
             StoreError, TimeoutError: no answer, or an error.
         """
-        async with asyncio.timeout(self.settings.api.patience_sec):
-            return await asyncio.get_running_loop().run_in_executor(self._threads, self._patience, call)
+        if self._given_up >= THREADS:
+            raise Problem("busy", "All threads still work on requests that took too long.")
+        work = self._threads.submit(self._patience, call)
+        try:
+            async with asyncio.timeout(self.settings.api.patience_sec):
+                return await asyncio.wrap_future(work)
+        except TimeoutError:
+            if work.running():  # a thread can't be stopped
+                with self._lock:
+                    self._given_up += 1
+                work.add_done_callback(self._end_of_given_up)
+            if not await self._answers():
+                raise
+        raise Problem("took_too_long", f"It was given up after {self.settings.api.patience_sec:g} s.")
+
+    def _end_of_given_up(self, _: object) -> None:
+        with self._lock:
+            self._given_up -= 1
+
+    async def _answers(self) -> bool:
+        """Say whether Redis answers at all."""
+        try:
+            async with asyncio.timeout(LOOK_SEC):
+                asked = self._probe_thread.submit(Topics(self.client, self.shards).now_ms)
+                await asyncio.wrap_future(asked)
+        except (StoreError, TimeoutError):
+            return False
+        return True
+
+    async def what_stored_means(self) -> str | None:
+        """Return what counts as stored, None if Redis does not answer or is not fit; asked once in ``READY_MS``."""
+        how = (self.settings.api.wait_for_disk, "message", "api.wait_for_disk")
+        async with self._ready_lock:
+            if self._ready is None or self.clock.monotonic_ms() - self._ready[0] >= READY_MS:
+                meaning = None
+                try:
+                    async with asyncio.timeout(self.settings.api.patience_sec):
+                        work = self._probe_thread.submit(
+                            self._patience, lambda: meaning_of_stored(self.client, self.shards, *how)
+                        )
+                        meaning = await asyncio.wrap_future(work)
+                except (StoreError, ConfigError, TimeoutError) as exc:
+                    log.warning("not ready: %s", str(exc) or "no answer")
+                self._ready = (self.clock.monotonic_ms(), meaning)
+            return self._ready[1]
 
     def ask_for_batch(self, call: Callable[[], T]) -> "asyncio.Future[T]":
         """Do the work of a batch in a thread."""
         return asyncio.get_running_loop().run_in_executor(self._batch_threads, call)
 
 
-def problem_of(error: BaseException) -> Problem | None:
-    """Return how an error is told; None if it is not expected."""
+def problem_of(error: BaseException, changes: bool) -> Problem | None:
+    """Return how an error is told, of a request that ``changes`` something or only looks; None if it is not expected."""
     if isinstance(error, Problem):
         return error
     if isinstance(error, RequestRefused):
@@ -160,7 +217,8 @@ def problem_of(error: BaseException) -> Problem | None:
     if isinstance(error, ColdUnavailable):
         return Problem("cold_away", str(error))
     if isinstance(error, StoreUnavailable | TimeoutError):
-        return Problem("store_away", "Send it again with the same id or Idempotency-Key, and it is done once.")
+        again = "What was to be stored or changed may be: send it again with the same id or Idempotency-Key, and it is done once."
+        return Problem("store_away", again if changes else "Ask again when it does.")
     if isinstance(error, StoreError):
         return Problem("store_error", "The log of the server says more.")
     return None

@@ -248,7 +248,7 @@ class App:
         return self.site.refuse(problem, exchange.call, exchange.visitor or self.site.stranger(exchange.call))
 
     def _problem_of(self, error: Exception, exchange: _Exchange) -> Problem:
-        problem = problem_of(error)
+        problem = problem_of(error, changes=exchange.call.method not in ("GET", "HEAD"))
         if problem is None:
             log.error("%s %s failed", exchange.call.method, exchange.route, exc_info=error)
             return Problem("internal", "The log of the server says more.")

@@ -147,7 +147,7 @@ class Hub:
         try:
             values = await self.values(view)
             parts = await self._api.ask(lambda: self._render(view[0], values))
-        except (StoreError, TimeoutError) as exc:
+        except (StoreError, TimeoutError, Problem) as exc:
             log.warning("the pages show nothing new: %s", str(exc) or "the server does not answer")
             return None
         except Exception:

@@ -1,14 +1,11 @@
 """What the API tells about itself and the namespace: alive, ready, status, load, metrics, contract, words of problems."""
 
-import logging
 from typing import Any, Final
 
 from starlette.responses import Response
 
 from pipeline.core.buckets import BUCKET_WIDTH_MS, bucket_start_ms
-from pipeline.core.errors import ConfigError, StoreError
 from pipeline.status import read_status
-from pipeline.store.checks import meaning_of_stored
 from pipeline.store.stats import read_forecast
 from pipeline.web.api import Api
 from pipeline.web.call import Call, answer, text_answer
@@ -20,8 +17,6 @@ from pipeline.web.problems import Problem, meaning_of
 HOURS, HOURS_MAX = 24, 168
 PLAIN: Final = "text/plain; charset=utf-8"
 
-log = logging.getLogger(__name__)
-
 
 async def live(api: Api, call: Call) -> Response:
     """Say that the process answers."""
@@ -30,12 +25,9 @@ async def live(api: Api, call: Call) -> Response:
 
 async def ready(api: Api, call: Call) -> Response:
     """Say whether Redis answers, and what counts as stored."""
-    how = (api.settings.api.wait_for_disk, "message", "api.wait_for_disk")
-    try:
-        meaning = await api.ask(lambda: meaning_of_stored(api.client, api.shards, *how))
-    except (StoreError, ConfigError, TimeoutError) as exc:
-        log.warning("not ready: %s", exc)
-        raise Problem("store_away", "Redis does not answer, or is not fit: the log of the server says more.") from exc
+    meaning = await api.what_stored_means()
+    if meaning is None:
+        raise Problem("store_away", "Redis does not answer, or is not fit: the log of the server says more.")
     return answer({"ready": True, "stored_means": meaning})
 
 

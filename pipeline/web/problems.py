@@ -40,11 +40,19 @@ WORDS: Final[Mapping[str, tuple[int, str]]] = {
     "internal": (500, "The server has failed"),
     "store_error": (500, "Redis answered with an error"),
     "busy": (503, "The server has as much to do as it takes on"),
-    "store_away": (503, "Redis does not answer; what was to be stored or changed may be"),
+    "store_away": (503, "Redis does not answer"),
+    "took_too_long": (503, "Redis answers, but this took too long; what was to be changed may be, or a part of it"),
     "cold_away": (503, "The message waits in a cold file, which can't be read now, or not by this server"),
     "store_full": (503, "Redis has no memory left; nothing is stored"),
 }
-RETRY_AFTER_SEC: Final = {"rate_exceeded": 1, "busy": 1, "store_away": 2, "cold_away": 10, "store_full": 10}
+RETRY_AFTER_SEC: Final = {
+    "rate_exceeded": 1,
+    "busy": 1,
+    "store_away": 2,
+    "took_too_long": 10,
+    "cold_away": 10,
+    "store_full": 10,
+}
 TOO_LONG: Final = frozenset((Reason.LINE_TOO_LONG, Reason.MESSAGE_TOO_LONG))
 
 

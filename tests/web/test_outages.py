@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -20,6 +21,8 @@ import pytest
 from pipeline.client import Duetime, Request
 from pipeline.client.commit import SOURCE_ID
 from pipeline.config import ROOT, ColdSettings, Settings
+from pipeline.web import probes
+from pipeline.web.api import THREADS
 from tests.chaos.proxy import Proxy, lose_reply, naming, swallow
 from tests.chaos.proxy import running as running_script
 from tests.client.builders import KEYS
@@ -54,6 +57,47 @@ def test_a_lost_reply_stores_no_message_twice(server: RealServer, tmp_path: Path
         assert bodies(api) == {"tea": 1}
 
 
+def test_work_that_was_given_up_starves_neither_probes_nor_messages(
+    server: RealServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    go_on = threading.Event()
+    read = probes.read_status
+
+    def slow(*given: Any) -> Any:
+        assert go_on.wait(WAIT_SEC)
+        return read(*given)
+
+    monkeypatch.setattr(probes, "read_status", slow)
+    with running(settings_of(server.url, patience_sec=0.2)) as api:
+        try:
+            for _ in range(THREADS):
+                assert reason(api.get("/v1/status")) == (503, "took_too_long"), "Redis does answer"
+            assert reason(api.get("/v1/topics")) == (503, "busy")
+            assert "busy" in api.get("/topics").text
+            assert api.get("/readyz").json()["ready"]
+            assert api.schedule(id="tea").status_code == 201
+            assert api.get("/v1/messages/tea").status_code == 200
+        finally:
+            go_on.set()
+        wait_until(lambda: api.get("/v1/topics").status_code == 200)
+        assert api.get("/v1/status").status_code == 200
+
+
+def test_probes_ask_redis_once_a_second_at_most(server: RealServer) -> None:
+    with running(settings_of(server.url)) as api:
+        client = server.client()
+
+        def asked() -> int:
+            return int(client.info("commandstats").get("cmdstat_config|get", {}).get("calls", 0))
+
+        api.get("/readyz")
+        before = asked()
+        assert before > 0
+        for _ in range(50):
+            assert api.get("/readyz").status_code == 200
+        assert asked() - before < 25
+
+
 def impatient(url: str) -> Settings:
     settings = settings_of(url, patience_sec=0.3)
     return replace(settings, redis=replace(settings.redis, reply_timeout_ms=1_000))
@@ -78,7 +122,7 @@ def test_a_silent_server_is_waited_for_no_longer_than_said(server: RealServer, t
         for trap in silence:
             proxy.remove(trap)
         wait_until(lambda: api.schedule(id="tea").status_code in (200, 201))
-        assert api.get("/readyz").json()["ready"]
+        wait_until(lambda: api.get("/readyz").status_code == 200)
 
 
 def test_a_full_server_is_told_at_once_and_the_rest_goes_on(server: RealServer) -> None:
