@@ -12,6 +12,7 @@ import socket
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Sequence
 from itertools import islice
+from math import inf
 from pathlib import Path
 from threading import Lock
 
@@ -61,6 +62,8 @@ class LandingFiles:
 
         archive_ms: how long stored files are kept, to be stored again if a failover undoes it; 0 deletes them.
 
+        marked_ms: how long after archiving a file its marker is surely there.
+
     Raises:
         ConfigError: others may write the archive.
     """
@@ -72,14 +75,16 @@ class LandingFiles:
         markers_of: Callable[[Sequence[str]], list[str]],
         clock: Clock,
         archive_ms: float = 0,
+        marked_ms: float = inf,
     ) -> None:
         self._landing = landing
+        self._marked_ms = marked_ms
         self._archive = landing / ARCHIVE_NAME
         self._archive_ms = archive_ms
         if archive_ms:
             make_private(self._archive)
         self._lock = Lock()  # of what is moved into the archive, and back
-        self._newest: deque[str] = deque(_newest_of(self._archive), NEWEST_MAX)
+        self._newest: deque[tuple[str, float]] = deque(_newest_of(self._archive), NEWEST_MAX)  # each with when
         self._again: set[int] = set()  # batches whose files are to be read again as soon as they may be moved
         self._checkpoint = checkpoint
         self._markers_of = markers_of
@@ -166,8 +171,9 @@ class LandingFiles:
 
     def newest_are_stored(self) -> bool:
         """Tell by their markers whether the files that were archived last are still stored; True if the server does not answer."""
+        before_ms = self._clock.wall_ms() - self._marked_ms
         with self._lock:
-            names = list(self._newest)
+            names = [name for name, stored_ms in self._newest if stored_ms > before_ms]
         return all(marker == ALL_STORED for marker in self._markers(names).values())
 
     def delete_marked(self, names: Iterable[str]) -> list[str]:
@@ -178,7 +184,7 @@ class LandingFiles:
         markers = self._markers(sorted(set(_names(self._landing)).intersection(names)))
         stored = {name for name, marker in markers.items() if self._is_whole(name, marker)}
         with self._lock:
-            self._delete(stored)
+            self._delete(stored, empty={name for name in stored if markers[name] != ALL_STORED})
         return [name for name in markers if name not in stored]
 
     def oldest_waiting_ms(self) -> int | None:
@@ -207,8 +213,12 @@ class LandingFiles:
                 f"The checkpoint {self._checkpoint} can't be read ({exc}): put that right and start the job again."
             ) from exc
 
-    def _delete(self, names: Iterable[str]) -> None:
-        """Delete stored files, or archive them. One that can't be keeps no other, and still counts as stored."""
+    def _delete(self, names: Iterable[str], empty: Collection[str] = ()) -> None:
+        """Delete stored files, or archive them. One that can't be keeps no other, and still counts as stored.
+
+        Args:
+            empty: those that have no marker, as nothing is in them.
+        """
         failures: list[OSError] = []
         folder = self._archive / str(self._clock.wall_ms() // MINUTE_MS)
         for name in names:
@@ -216,7 +226,8 @@ class LandingFiles:
                 if self._archive_ms:
                     folder.mkdir(parents=True, exist_ok=True)
                     (self._landing / name).rename(folder / name)
-                    self._newest.append(name)
+                    if name not in empty:
+                        self._newest.append((name, self._clock.wall_ms()))
                 else:
                     (self._landing / name).unlink(missing_ok=True)
             except FileNotFoundError:
@@ -268,10 +279,13 @@ def _names(folder: Path) -> list[str]:
         return []
 
 
-def _newest_of(archive: Path) -> list[str]:
-    """Return the files that were archived last, in the order of their tokens."""
+def _newest_of(archive: Path) -> list[tuple[str, float]]:
+    """Return the files that were archived last, in the order of their tokens, each with its minute (epoch ms UTC)."""
     minutes = [int(name) for name in _names(archive) if name.isdecimal()]
-    return sorted(_names(archive / str(max(minutes))))[-NEWEST_MAX:] if minutes else []
+    if not minutes:
+        return []
+    newest = sorted(_names(archive / str(max(minutes))))[-NEWEST_MAX:]
+    return [(name, max(minutes) * MINUTE_MS) for name in newest if _size_of(archive / str(max(minutes)) / name)]
 
 
 def _size_of(path: Path) -> int | None:

@@ -58,6 +58,9 @@ class BatchReporter(StreamingQueryListener):
         self._batches = self._files = 0
         self._lock = Lock()
         self._stored: dict[int, tuple[Summary, float, int | None]] = {}
+        self._run_id: object = (
+            None  # of the query that runs: a later one numbers its batches from 0 if its checkpoint is new
+        )
         self._has_ended = Event()
         self._is_deleting = False
 
@@ -72,7 +75,7 @@ class BatchReporter(StreamingQueryListener):
         waited_ms = self._landing.oldest_waiting_ms() if self._landing else None
         log.info("%s", batch_line(batch_id, summary, elapsed_sec, waited_ms))
         if summary.stored_again:
-            log.warning("stored again what a failover undid: %s", count_text(summary.stored_again, "message"))
+            log.warning("stored again what Redis had lost: %s", count_text(summary.stored_again, "message"))
         if summary.rejected:
             log.warning("%s rejected, see %s (first: %s)", f"{summary.rejected:,}", self._rejects, summary.first_reject)
         with self._lock:
@@ -81,7 +84,8 @@ class BatchReporter(StreamingQueryListener):
                 del self._stored[next(iter(self._stored))]
 
     def total_text(self) -> str:
-        """Return what the committed batches brought, all together: ``3 batches: 12 lines, 12 stored, …``."""
+        """Return what was stored, all together, also of a batch of which Spark has not told yet: ``3 batches: 12 lines, …``."""
+        self._count_rest()
         total = self._total
         return (
             f"{count_text(self._batches, 'batch', 'batches')}: {count_text(total.lines, 'line')}, "
@@ -94,11 +98,15 @@ class BatchReporter(StreamingQueryListener):
             pass
 
     def onQueryStarted(self, event: QueryStartedEvent) -> None:  # noqa: N802 (Spark's name)
-        """Start over; Spark waits for it."""
+        """Start over; Spark waits for it. Of the query before nothing is waited for any more."""
+        self._run_id = event.runId
+        self._count_rest()
         self._has_ended.clear()
 
     def onQueryProgress(self, event: QueryProgressEvent) -> None:  # noqa: N802 (Spark's name)
         """Count a committed batch, then delete its files: of ten thousand that takes seconds."""
+        if event.progress.runId != self._run_id:
+            return  # the start of this query has seen to the files of the one before
         self._is_deleting = self._landing is not None
         self._count(event)
         if self._landing is not None:
@@ -107,7 +115,8 @@ class BatchReporter(StreamingQueryListener):
 
     def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:  # noqa: N802 (Spark's name)
         """Note that no more events come."""
-        self._has_ended.set()
+        if event.runId == self._run_id:
+            self._has_ended.set()
 
     def _count(self, event: QueryProgressEvent) -> None:
         """Count a batch; one without files brings nothing to count."""
@@ -123,6 +132,16 @@ class BatchReporter(StreamingQueryListener):
             self._record(self._progress(event.progress, summary, elapsed_sec, waited_ms))
         except Exception as exc:
             log.debug("the progress is recorded with the next batch: %s", exc)
+
+    def _count_rest(self) -> None:
+        """Count the batches that were stored and of which no event has come; one that still comes finds nothing to count."""
+        with self._lock:
+            rest, self._stored = [*self._stored.values()], {}
+        for summary, _, _ in rest:
+            if summary.lines:
+                self._total.add(summary)
+                self._batches += 1
+                self._files += len(summary.file_tokens)
 
     def _progress(self, event: Any, summary: Summary, elapsed_sec: float, waited_ms: int | None) -> IngestProgress:
         total = self._total

@@ -33,7 +33,7 @@ class Repeatable(Protocol):
         ...
 
     def newest_are_stored(self) -> bool:
-        """Tell whether what was stored last is still there, as far as that can be known."""
+        """Tell whether what was stored last is still there, as far as that can be known. It is asked once a second."""
         ...
 
 
@@ -94,8 +94,10 @@ class Repair:
 
     def step(self) -> float:
         """Look, repair if that is needed, and forget what is old enough; see ``background.Task``."""
-        if found := self._watch.look() or self._look_at_markers():
+        if found := self._watch.look():
             self._handle(found)
+        elif not self._what.newest_are_stored():
+            self._handle(self._unknown(), is_lost=True)
         if self._is_unsure:
             self._compare_with_last_run()
         if self._watch.saw_all:
@@ -127,14 +129,15 @@ class Repair:
         if any(not is_unseen and a != b for is_unseen, a, b in zip(unseen, now, before, strict=True)):
             self._handle(self._unknown())
 
-    def _look_at_markers(self) -> Failover | None:
-        """Look whether what was stored last is there, of servers that do not tell of their history."""
-        return None if all(self._watch.histories()) or self._what.newest_are_stored() else self._unknown()
-
     def _unknown(self) -> Failover:
         return Failover(self._clock.wall_ms(), 0, None)
 
-    def _handle(self, failover: Failover) -> None:
+    def _handle(self, failover: Failover, is_lost: bool = False) -> None:
+        """Have all read again that may be missing.
+
+        Args:
+            is_lost: markers are gone, though the server has not changed, or does not tell.
+        """
         if failover.is_harmless:
             log.info("a replica has taken over, and has all that was stored")
         else:
@@ -150,6 +153,12 @@ class Repair:
                     ),
                 )
                 self._tell(failover)
+            elif is_lost:
+                log.warning(
+                    "Redis has lost messages that it had taken, as after FLUSHALL; what was delivered lately may come twice. "
+                    "Read again, to store what is missing: %s",
+                    what or "nothing, as nothing is kept: send it again",
+                )
             elif what:
                 log.info(
                     "Redis was restarted, restored or replaced; read again, in case something is missing: %s", what

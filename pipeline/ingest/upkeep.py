@@ -43,8 +43,11 @@ def landing_upkeep(
     location, clock = Path(source.location), SystemClock()
     local = None if "://" in checkpoint else Path(checkpoint)
     archive_ms = archive_ms_of(settings)
-    landing = LandingFiles(location, local, partial(store.markers, source.source_id), clock, archive_ms)
-    sweeper = MarkerSweeper(store, source.source_id, location, settings.ingest.marker_keep_sec * 1000, clock)
+    keep_ms = settings.ingest.marker_keep_sec * 1000
+    markers_of = partial(store.markers, source.source_id)
+    # A marker is forgotten so long after it moved last, which may be long before its file is archived.
+    landing = LandingFiles(location, local, markers_of, clock, archive_ms, marked_ms=keep_ms / 2)
+    sweeper = MarkerSweeper(store, source.source_id, location, keep_ms, clock)
     roller = (
         CheckpointRoller(local, landing.delete_marked, settings.ingest.checkpoint_files_max, clock) if local else None
     )

@@ -299,6 +299,19 @@ def test_markers_tell_whether_what_was_archived_last_is_still_stored(archiving: 
     assert archiving.files.newest_are_stored(), "it is looked after"
 
 
+def test_a_marker_that_may_be_forgotten_by_now_and_an_empty_file_tell_nothing(archiving: World) -> None:
+    [name], [empty] = archiving.land(3), archiving.land(2, content="")
+    files = LandingFiles(archiving.landing, None, archiving.markers_of, archiving.clock, KEPT_MS, marked_ms=1_000)
+    archiving.markers[tokens([name])[0]] = "all"
+    assert files.delete_marked([name, empty]) == []
+    restarted = LandingFiles(archiving.landing, None, archiving.markers_of, archiving.clock, KEPT_MS)
+    assert files.newest_are_stored() and restarted.newest_are_stored(), "nothing of the empty file was ever stored"
+    archiving.markers.clear()
+    assert not files.newest_are_stored() and not restarted.newest_are_stored()
+    archiving.clock.advance_ms(1_000)
+    assert files.newest_are_stored()
+
+
 def test_what_a_crash_has_left_is_archived_too(archiving: World) -> None:
     names = archiving.land(3, 2)
     archiving.markers[tokens(names)[0]] = "all"

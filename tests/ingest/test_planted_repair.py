@@ -37,6 +37,10 @@ def told(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     repair.test_a_failover_that_undid_something_is_told_and_repaired_once(repair.World(folder), caplog)
 
 
+def lost(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    repair.test_what_is_lost_without_another_history_is_told_and_read_again(repair.World(folder), caplog, "3 files")
+
+
 def watched(test: Callable[[], None]) -> Check:
     return lambda folder, caplog: test()
 
@@ -73,7 +77,7 @@ FAULTS: dict[str, tuple[Any, str, str, Check]] = {
     ),
     "the newest files are not looked at": (
         (LandingFiles, "newest_are_stored"),
-        "list(self._newest)",
+        "[name for name, stored_ms in self._newest if stored_ms > before_ms]",
         "[]",
         of_files(landing.test_markers_tell_whether_what_was_archived_last_is_still_stored),
     ),
@@ -132,10 +136,16 @@ FAULTS: dict[str, tuple[Any, str, str, Check]] = {
         of_several(repair.test_a_batch_does_not_wait_for_a_server_that_it_did_not_need),
     ),
     "markers are not asked of a server that does not tell": (
-        (Repair, "_look_at_markers"),
-        "all(self._watch.histories()) or",
-        "True or",
+        (Repair, "step"),
+        "elif not self._what.newest_are_stored():",
+        "elif all(self._watch.histories()) and not self._what.newest_are_stored():",
         of_servers(repair.test_servers_that_do_not_tell_are_known_by_markers),
+    ),
+    "markers are asked only of a server that does not tell": (
+        (Repair, "step"),
+        "elif not self._what.newest_are_stored():",
+        "elif not all(self._watch.histories()) and not self._what.newest_are_stored():",
+        lost,
     ),
     "a history that goes back is the same": (
         COMPARE,

@@ -5,6 +5,8 @@ import logging
 import uuid
 from pathlib import Path
 from threading import Event
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
@@ -65,8 +67,10 @@ def land(landing: Path, age_ms: int, content: str = '{"message":"m","delay_sec":
     return name
 
 
-def take_in(spark: SparkSession, folder: Path, redis: RedisSettings, reporter: BatchReporter) -> None:
-    """Run a query that a reporter listens to, as the job does."""
+def take_in(
+    spark: SparkSession, folder: Path, redis: RedisSettings, reporter: BatchReporter, is_told: Event | None = None
+) -> None:
+    """Run a query that a reporter listens to, as the job does; ``is_told`` is set by what is waited for, else the end is."""
     spark.streams.addListener(reporter)
     try:
         writer = BatchWriter(
@@ -76,6 +80,7 @@ def take_in(spark: SparkSession, folder: Path, redis: RedisSettings, reporter: B
         query = files.writeStream.foreachBatch(writer).option("checkpointLocation", str(folder / "checkpoint"))
         running = query.trigger(availableNow=True).start()
         assert running.awaitTermination(120), "the query did not finish within two minutes"
+        assert (is_told or reporter._has_ended).wait(120), "Spark did not tell how the query ended"
         reporter.wait_for_the_end()
     finally:
         spark.streams.removeListener(reporter)
@@ -133,9 +138,11 @@ def test_a_last_batch_whose_files_take_long_to_delete_is_counted_and_waited_for(
     spark: SparkSession, tmp_path: Path, redis: RedisSettings
 ) -> None:
     texts: list[str] = []
+    begins = Event()
 
     class SlowFiles(LandingFiles):
         def delete_batch(self, batch_id: int) -> None:
+            begins.set()
             texts.append(reporter.total_text())
             Event().wait(progress_module.WAIT_SEC + 0.5)
             super().delete_batch(batch_id)
@@ -143,9 +150,54 @@ def test_a_last_batch_whose_files_take_long_to_delete_is_counted_and_waited_for(
     files = SlowFiles(tmp_path / "landing", tmp_path / "checkpoint", lambda tokens: [], ManualClock(NOW_MS))
     reporter = BatchReporter("s", "/in", files, lambda told: None, ManualClock(NOW_MS))
     land(tmp_path / "landing", 1)
-    take_in(spark, tmp_path, redis, reporter)
+    take_in(spark, tmp_path, redis, reporter, begins)
     assert list((tmp_path / "landing").iterdir()) == []
     assert texts == ["1 batch: 2 lines, 1 stored, 0 duplicates, 1 rejected"]
+
+
+class Deleted(LandingFiles):
+    """Files of which only is noted which batches were to be deleted."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder, None, lambda tokens: [], ManualClock(NOW_MS))
+        self.deleted: list[int] = []
+
+    def delete_batch(self, batch_id: int) -> None:
+        self.deleted.append(batch_id)
+
+
+def event_of(run_id: str, batch_id: int = 0) -> Any:
+    told = SimpleNamespace(runId=run_id, batchId=batch_id, numInputRows=1, durationMs={}, sources=[])
+    return SimpleNamespace(runId=run_id, progress=told)
+
+
+def test_totals_are_what_was_stored_whether_or_not_spark_has_told_of_it(tmp_path: Path) -> None:
+    files = Deleted(tmp_path)
+    reporter = BatchReporter("s", "/in", files, lambda told: None, ManualClock(NOW_MS))
+    reporter.onQueryStarted(event_of("one"))
+    for batch_id in range(2):
+        reporter.report(batch_id, Summary(lines=2, stored=2), 1)
+    reporter.onQueryProgress(event_of("one"))
+    assert reporter.total_text() == "2 batches: 4 lines, 4 stored, 0 duplicates, 0 rejected"
+    reporter.onQueryProgress(event_of("one", 1))
+    assert reporter.total_text() == "2 batches: 4 lines, 4 stored, 0 duplicates, 0 rejected", "once"
+    assert files.deleted == [0, 1]
+
+
+def test_a_late_event_of_the_query_before_is_not_taken_for_the_batch_of_that_number(tmp_path: Path) -> None:
+    """A query on a new checkpoint numbers its batches from 0."""
+    files, told = Deleted(tmp_path), list[IngestProgress]()
+    reporter = BatchReporter("s", "/in", files, told.append, ManualClock(NOW_MS))
+    reporter.onQueryStarted(event_of("one"))
+    reporter.report(0, Summary(lines=1, stored=1), 1)
+    reporter.onQueryStarted(event_of("two"))
+    reporter.report(0, Summary(lines=5, stored=5), 1)
+    reporter.onQueryProgress(event_of("one"))
+    reporter.onQueryTerminated(event_of("one"))
+    assert files.deleted == [] and told == [] and not reporter._has_ended.is_set()
+    reporter.onQueryProgress(event_of("two"))
+    assert files.deleted == [0] and [each.last_lines for each in told] == [5]
+    assert reporter.total_text() == "2 batches: 6 lines, 6 stored, 0 duplicates, 0 rejected"
 
 
 def test_what_jobs_tell_of_themselves_is_bounded_in_time_by_the_clock_of_the_server(

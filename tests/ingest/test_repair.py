@@ -2,15 +2,28 @@
 
 import json
 import logging
+import uuid
+from functools import partial
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
+from pipeline.config import RedisSettings
 from pipeline.core.errors import StoreUnavailable
+from pipeline.core.ids import encode_token
+from pipeline.ingest.landed import LandingFiles
 from pipeline.ingest.repair import Repair
+from pipeline.ingest.stores import WriterSettings, open_stores
 from pipeline.ingest.summary import Summary
+from pipeline.ingest.writer import PartitionWriter
+from pipeline.store.connection import connect
+from pipeline.store.keys import keys_of
 from pipeline.store.replication import Failover, FailoverWatch, Position
+from pipeline.store.shards import ShardedMarkers
+from pipeline.store.stats import read_stats
 from tests.clock import ManualClock
+from tests.servers import RealServer
 
 NOW_MS = 1_700_000_000_000
 
@@ -137,6 +150,52 @@ def test_servers_that_do_not_tell_are_known_by_markers(world: World) -> None:
     assert world.step() == ["forget"]
     world.files.are_stored = False
     assert world.step() == [0, "forget"]
+
+
+@pytest.mark.parametrize("kept", ["3 files", ""])
+def test_what_is_lost_without_another_history_is_told_and_read_again(
+    world: World, caplog: pytest.LogCaptureFixture, kept: str
+) -> None:
+    """``FLUSHALL`` changes nothing that a server says of itself."""
+    world.files.kept, world.files.are_stored = kept, False
+    assert world.step() == [0, "forget"]
+    [told] = [each.getMessage() for each in caplog.records if each.levelno == logging.WARNING]
+    assert "Redis has lost messages" in told and (kept or "send it again") in told
+
+
+@pytest.mark.parametrize("is_flushed", [True, False])
+def test_messages_of_archived_files_come_back_once_after_a_flush_of_the_server(
+    server: RealServer, tmp_path: Path, is_flushed: bool
+) -> None:
+    redis = RedisSettings(url=server.url, namespace=f"test-{uuid.uuid4().hex}")
+    settings = WriterSettings(redis, "source", str(tmp_path / "rejects"), 100)
+    clock, landing, keys = ManualClock(NOW_MS), tmp_path / "landing", keys_of(redis)
+    client, markers = connect(redis), ShardedMarkers(open_stores(redis))
+    markers_of = partial(markers.markers, "source")
+    files = LandingFiles(landing, None, markers_of, clock, archive_ms=600_000)
+    repair = Repair(FailoverWatch.of(client, keys, clock), files, None, lambda failover: None, clock)
+    repair.start()
+
+    def store_what_is_there(batch_id: int) -> int:
+        paths = [str(path) for path in landing.iterdir() if not path.name.startswith(".")]
+        rows = {"value": [None] * len(paths), "path": paths, "arrival_ms": [NOW_MS] * len(paths)}
+        done = PartitionWriter(settings).write([pa.RecordBatch.from_pydict(rows)])
+        files.check_batch(batch_id, done.file_tokens)
+        files.delete_batch(batch_id)
+        return done.stored
+
+    for number in range(3):
+        lines = b"".join(b'{"message":"%d","due":1900000000000}\n' % line for line in range(10))
+        (landing / f"{encode_token(NOW_MS, number)}.1.json.a+json").write_bytes(lines)
+    assert store_what_is_there(0) == 30
+    repair.step()
+    if is_flushed:
+        server.client().flushall()
+    repair.step()
+    assert store_what_is_there(1) == (30 if is_flushed else 0)
+    repair.step()
+    assert store_what_is_there(2) == 0, "nothing is read again twice"
+    assert read_stats(client, keys).scheduled == 30
 
 
 class Servers:

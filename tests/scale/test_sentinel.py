@@ -168,7 +168,7 @@ def test_what_a_failover_undid_is_noticed_and_stored_again(checkout: Checkout, w
     wanted = {f"{name}-{number}" for name, count in COUNTS.items() for number in range(count)}
     loop.wait_for(lambda command: {*bodies(command)} == wanted, "message of each request")
     if lags:
-        ingest.wait_for_line("stored again what a failover undid: 6")
+        ingest.wait_for_line("stored again what Redis had lost: 6")
     assert wait_until(lambda: read_stats(connect(settings), keys_of(settings)).in_flight == 0, 20)
     found = jobs.status()
     assert (loop.stop(), ingest.stop()) == (0, 0)
