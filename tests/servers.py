@@ -24,7 +24,6 @@ from pipeline.runtime.server import find_server_program
 
 DURABLE = ("--appendonly", "yes", "--appendfsync", "always")
 USER = "duetime"
-SINCE_7_2 = ("+waitaof", "+client|setinfo")
 OPERATIONS = Path(__file__).resolve().parents[1] / "docs" / "operations.md"
 
 
@@ -53,11 +52,13 @@ def user_rights() -> list[str]:
 
 @cache
 def users_of_docs() -> dict[str, list[str]]:
-    """Return the users of the documentation and their rights, but for what the server does not know."""
-    text = OPERATIONS.read_text(encoding="utf-8").replace("\\\n", " ")
+    """Return the users of the documentation and their rights, with those that only newer servers know where the server does."""
+    text = OPERATIONS.read_text(encoding="utf-8").replace("\\\n", "")
     found = {name: rights.split() for name, rights in re.findall(r"^ACL SETUSER (\w+) on >secret (.*)$", text, re.M)}
-    is_old = server_version() < (7, 2)
-    return {name: [each for each in rights if not (is_old and each in SINCE_7_2)] for name, rights in found.items()}
+    if server_version() >= (7, 2):
+        for name, rights in re.findall(r"^ +ACL SETUSER (\w+) (\+.*)$", text, re.M):
+            found[name] += rights.split()
+    return found
 
 
 class RealServer:

@@ -1,17 +1,26 @@
-"""docs/how-to/secure.md: TLS with an authority of one's own, and a token; on Debian's Redis, as the bundled server has no TLS."""
+"""docs/how-to/secure.md, TLS with an authority of one's own and a token, on Debian's Redis, as the bundled server has no TLS;
+and the users of docs/operations.md, on both servers.
+"""
 
 import hashlib
+import re
 import shutil
 import socket
 import subprocess
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from threading import Event
 
 import pytest
 
-from tests.docs.pages import run_here
+from pipeline.config import ROOT
+from tests.docs.pages import blocks_of, run_here
 from tests.docs.terminal import Terminals
-from tests.servers import user_rights
+from tests.servers import real_server, server_version, user_rights
+from tests.tls import debians_server
+
+Server = Callable[[], AbstractContextManager[None]]
 
 PAGE = "docs/how-to/secure.md"
 AUTHORITY = """
@@ -32,7 +41,7 @@ def test_the_jobs_reach_redis_by_tls_and_verify_who_it_is(terminals: Terminals) 
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    rights = [right for right in user_rights() if right not in ("+waitaof", "+client|setinfo")]
+    rights = [right for right in user_rights() if right not in ("+waitaof", "+client|setinfo")]  # Debian's may be 7.0
     options = ["--tls-port", str(port), "--port", "0", "--bind", "127.0.0.1", "--save", "", "--tls-auth-clients", "no"]
     files = ["--tls-cert-file", "server.crt", "--tls-key-file", "server.key", "--tls-ca-cert-file", "ca.crt"]
     users = ["--user", "default", "off", "--user", "duetime", "on", ">another-long-password", *rights]
@@ -59,6 +68,27 @@ def test_the_jobs_reach_redis_by_tls_and_verify_who_it_is(terminals: Terminals) 
     secret = terminals.type("\n".join([*(command for command, _ in token.commands()), 'printf %s "$TOKEN"']))
     expected = f"shop {hashlib.sha256(secret.encode()).hexdigest()} schedule\n"
     assert Path(terminals.root, "tokens").read_text() == expected
+
+
+@pytest.mark.skipif(not shutil.which("redis-cli"), reason="there is no redis-cli here")
+@pytest.mark.parametrize("of_server", [debians_server, nullcontext], ids=["debian", "bundled"])
+def test_the_users_of_the_page_are_made_by_its_command(tmp_path: Path, of_server: Server) -> None:
+    [block] = run_here("docs/operations.md", __file__)
+    [(command, _)] = block.commands()
+    *first, additions = [
+        each.text for each in blocks_of(ROOT / "docs/operations.md") if each.run_by.endswith("servers.py")
+    ]
+    users = re.findall(r"^ACL SETUSER (\w+) on", "".join(first), re.M)
+    assert re.findall(r"^ACL SETUSER (\w+) ", additions, re.M) == users
+    with of_server(), real_server() as server:
+        blocks = [*first, additions] if server_version() >= (7, 2) else first
+        (tmp_path / "users.txt").write_text("".join(blocks))
+        typed = command.replace('-u "$REDIS_URL"', f"-s {server.folder}/s")
+        said = subprocess.run(["bash", "-c", typed], cwd=tmp_path, capture_output=True, text=True, check=True).stdout
+        assert said.split() == ["OK"] * "".join(blocks).count("ACL SETUSER")
+        made = {user.split()[1]: user.split() for user in server.client().acl_list()}
+    rights = [made[user] for user in users]
+    assert all(("+client|setinfo" in each) == (len(blocks) > len(first)) for each in rights)
 
 
 def wait_for(port: int, server: "subprocess.Popen[bytes]") -> None:

@@ -57,6 +57,7 @@ REQUESTS = [
 ]
 # A command of a script stands in a call, or is chosen before it.
 _CALLS = re.compile(r"(?:call\(|lookup\(|\{|and|or)\s*'([A-Z]{3,})'(?:, '([A-Z]+)')?")
+_FUNCTION = re.compile(r"^local function (\w+)\(.*?^end$", re.M | re.S)
 _CONTAINERS = ("XGROUP", "XINFO")
 
 
@@ -139,10 +140,11 @@ class World:
 
 def calls_of(script: str) -> set[str]:
     """Return the commands that a script may call, also those that no test comes to."""
-    found = {
-        f"{name}|{part}".lower() if name in _CONTAINERS else name.lower()
-        for name, part in _CALLS.findall(read_script(script))
-    }
+    text, functions = read_script(script), list(_FUNCTION.finditer(read_script(script)))
+    for function in reversed(functions):  # which calls only those above it
+        if not re.search(rf"\b{function[1]}\(", text.replace(function[0], "")):
+            text = text.replace(function[0], "")  # it came along with what is included
+    found = {f"{name}|{part}".lower() if name in _CONTAINERS else name.lower() for name, part in _CALLS.findall(text)}
     return found & {right.lstrip("+") for right in user_rights()}  # the others are no commands
 
 
