@@ -75,6 +75,11 @@ def test_everything_that_is_shown_or_watched_is_served(server: RealServer, dashb
         assert wanted - there == set()
 
 
+def test_every_rate_is_over_the_interval_that_grafana_finds_right(dashboard: dict[str, Any]) -> None:
+    windows = {window for text in expressions(dashboard) for window in re.findall(r"rate\([^\[]*\[([^\]]+)\]", text)}
+    assert windows == {"$__rate_interval"}
+
+
 def test_grafana_finds_what_it_needs(dashboard: dict[str, Any]) -> None:
     assert dashboard["id"] is None and re.fullmatch(r"[\w-]{1,40}", dashboard["uid"]) and dashboard["title"]
     assert dashboard["schemaVersion"] >= 39

@@ -136,6 +136,7 @@ def test_the_status_and_the_metrics_count(api: Api) -> None:
     assert status["verdict"].startswith("PROBLEM: no drain loop")
     api.get("/nothing")
     text = api.get("/metrics").text
+    assert "_created{" not in text, "which would be one series in eight"
 
     def value(pattern: str) -> float:
         [found] = re.findall(rf"^{pattern} (\S+)$", text, re.M)
