@@ -131,7 +131,7 @@ class Hydrator:
 
     def _look(self) -> bool:
         names = self._folder.names()
-        self._next_due_ms = {name: at for name, at in self._next_due_ms.items() if name in {*names}}
+        self._next_due_ms = {name: self._next_due_ms[name] for name in self._next_due_ms.keys() & {*names}}
         failures: list[PipelineError] = []
         has_all = True
         for shard, keys in enumerate(self._shards):

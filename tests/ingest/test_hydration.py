@@ -69,6 +69,33 @@ def test_messages_come_in_the_hour_that_begins_within_the_lead_and_no_sooner(wor
     assert world.counters() == {"stored": 6}, "they are not stored a second time"
 
 
+def test_a_look_goes_through_the_names_as_often_with_many_begun_files_as_with_one(
+    world: ColdWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Files that are begun are not merged, so they add up."""
+
+    class Names(list[ColdName]):
+        walks = 0
+
+        def __iter__(self) -> Iterator[ColdName]:
+            Names.walks += 1
+            return super().__iter__()
+
+    monkeypatch.setattr(world.folder.__class__, "names", lambda self: Names(names))
+    walks = []
+    for begun in (1, 20):
+        names = [
+            ColdName(world.token(n), 0, world.now_ms + 90 * HOUR_MS, world.now_ms + 90 * HOUR_MS) for n in range(begun)
+        ]
+        hydrator = world.hydrator(2)
+        hydrator._next_due_ms = dict.fromkeys(names, world.now_ms + 95 * HOUR_MS)
+        Names.walks = 0
+        assert hydrator.look() and len(hydrator._next_due_ms) == begun
+        walks.append(Names.walks)
+        hydrator.leave()
+    assert walks[0] == walks[1]
+
+
 def test_a_file_of_which_nothing_is_due_is_not_opened(world: ColdWorld, monkeypatch: pytest.MonkeyPatch) -> None:
     world.write([world.line("a", 1.5), world.line("b", 50)], [world.line("c", 60)])
     hydrator = world.hydrator(2)
