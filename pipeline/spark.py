@@ -11,6 +11,7 @@ from pipeline.config import load_settings
 from pipeline.consume.opening import open_client
 from pipeline.core.errors import ConfigError
 from pipeline.ingest.data_source import DAY_SEC, FORMAT, KEEP_DAYS, DuetimeSource
+from pipeline.ingest.executors import check_workers
 from pipeline.ingest.tables import ScheduledTable as ScheduledTable
 from pipeline.ingest.tables import schedule_table
 
@@ -36,11 +37,16 @@ def schedule(
 
         columns: names of columns that are called otherwise, such as ``message="text"``.
     Raises:
-        ConfigError: a name, a column or a setting is not valid, or there is no server.
+        ConfigError: a name, a column or a setting is not valid, there is no server, or the session is one of Spark Connect.
         TypeError: a column has a type that its field can't have.
-        PipelineError: staged files are not where they should be.
+        PipelineError: staged files are not where they should be, or Spark's workers lack this package.
         StoreUnavailable: no answer from Redis.
     """
+    if _is_connect(table.sparkSession):
+        raise ConfigError(
+            "schedule() does not work over Spark Connect, as it needs the driver in its own process: use register(spark) and "
+            'table.write.format("duetime").'
+        )
     settings = load_settings({}, os.environ)
     is_local = str(table.sparkSession.sparkContext.master).partition("[")[0] == "local"
     if not is_local and not settings.redis.url:
@@ -52,6 +58,7 @@ def schedule(
     folder = staging or str(Path(settings.local.state, "staging"))
     url = folder if "://" in folder else str(Path(folder).absolute())
     with open_client(settings) as (client, opened):
+        check_workers(table.sparkSession, opened.redis)
         return schedule_table(table, name, columns, url, keep_days * DAY_SEC, client, opened)
 
 
@@ -68,8 +75,11 @@ def register(spark: SparkSession) -> None:
 
     Raises:
         ConfigError: a setting is not valid.
+        PipelineError: Spark's workers lack this package.
     """
     settings = load_settings({}, os.environ)
+    if not _is_connect(spark):
+        check_workers(spark)
     staging = str(Path(settings.local.state, "staging").absolute())
     known = {
         "settings": settings,
@@ -78,6 +88,10 @@ def register(spark: SparkSession) -> None:
         "staging": staging,
     }
     spark.dataSource.register(type("ConfiguredSource", (DuetimeSource,), known))
+
+
+def _is_connect(spark: SparkSession) -> bool:
+    return type(spark).__module__.startswith("pyspark.sql.connect.")
 
 
 def scheduled(spark: SparkSession, *, since: str = "", until: str = "", columns: Sequence[str] = ()) -> DataFrame:

@@ -31,6 +31,7 @@ log = logging.getLogger(__name__)
 
 PACKAGES = ("numpy", "pandas", "pyarrow", "msgspec", "redis")
 KAFKA_PACKAGE = "confluent_kafka"
+_checked: set[str] = set()  # applications whose workers have what they need
 ROUNDS_MAX = 5  # of questions; the scheduler gives each idle executor one, so that one round is nearly always enough
 
 # Executed by ``python -c`` on an executor, where our own code is an archive beside the working directory.
@@ -121,18 +122,56 @@ def question(
     }
 
 
+def check_workers(spark: "SparkSession", redis: "RedisSettings | None" = None) -> None:
+    """See, once for a Spark application, that the workers of a user's program can do what this package has them do.
+
+    Args:
+        redis: the server that they store in; None if the driver does, or alone can.
+
+    Raises:
+        PipelineError: their Python is another one, or lacks a package, or Redis does not answer them.
+    """
+    context = spark.sparkContext
+    application = str(context.applicationId)
+    if application in _checked:
+        return
+    asked: dict[str, Any] = {"python": list(sys.version_info[:2]), "packages": PACKAGES}
+    asked["paths"] = list(context._python_includes or ())
+    if str(context.master).partition("[")[0] == "local":
+        from pyspark import SparkFiles
+
+        asked["paths"] = [str(Path(SparkFiles.getRootDirectory(), name)) for name in asked["paths"]]
+    elif redis:
+        asked["redis"] = b64encode(pickle.dumps(redis)).decode()
+    lacks = _lacks_by_host(_ask(context, json.dumps(asked), SystemClock()))
+    if lacks:
+        host, what = min(lacks.items())
+        raise PipelineError(
+            f"Spark's workers on {host} run {context.pythonExec}, and lack {', and '.join(what)}: install it there, or set "
+            f"PYSPARK_PYTHON, before Spark starts, to a Python that has it, as {sys.executable} has here."
+        )
+    _checked.add(application)
+
+
+def _lacks_by_host(answers: Iterable[dict[str, Any]]) -> dict[str, list[str]]:
+    """Return what executors lack, for each host where they lack something."""
+    found: dict[str, list[str]] = {}
+    for said in answers:
+        for what in said["missing"]:
+            if what not in found.setdefault(said["host"], []):
+                found[said["host"]].append(what)
+    return found
+
+
 def judge(answers: Iterable[dict[str, Any]], skew_ms_max: int) -> list[str]:
     """Return a warning for each host with a wrong clock.
 
     Raises:
         PipelineError: executors lack something; one sentence for each host.
     """
-    missing: dict[str, list[str]] = {}
-    for said in answers:
-        what = missing.setdefault(said["host"], [])
-        what += [each for each in said["missing"] if each not in what]
+    answers = [*answers]
     sentences = [
-        f"An executor on {host} lacks {', and '.join(what)}." for host, what in sorted(missing.items()) if what
+        f"An executor on {host} lacks {', and '.join(what)}." for host, what in sorted(_lacks_by_host(answers).items())
     ]
     if sentences:
         raise PipelineError(f"{' '.join(sentences)} docs/how-to/spark-cluster.md says how executors get it.")
@@ -176,13 +215,14 @@ def _find_missing(asked: dict[str, Any]) -> list[str]:
             packages.append(name)
     if packages:
         missing.append(f"the Python packages {', '.join(packages)}")
-    if asked["input"] and not _is_input(*asked["input"]):
+    if asked.get("input") and not _is_input(*asked["input"]):
         missing.append(f"the driver's input folder at {asked['input'][0]}")
-    if read_mark(Path(asked["rejects"][0])) != asked["rejects"][1]:
+    if asked.get("rejects") and read_mark(Path(asked["rejects"][0])) != asked["rejects"][1]:
         missing.append(f"the driver's rejects folder at {asked['rejects'][0]}")
-    if asked["cold"] and not packages and not _is_cold_folder(*asked["cold"]):
+    if asked.get("cold") and not packages and not _is_cold_folder(*asked["cold"]):
         missing.append(f"the driver's cold folder at {asked['cold'][0]}")
-    if not packages and (failure := _redis_failure(pickle.loads(b64decode(asked["redis"])))):
+    redis = not packages and asked.get("redis")
+    if redis and (failure := _redis_failure(pickle.loads(b64decode(redis)))):
         missing.append(f"a way to Redis ({failure.rstrip('.')})")
     return missing
 

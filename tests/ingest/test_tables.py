@@ -1,12 +1,14 @@
 """The rows of a table are scheduled once for their name, whatever is cut off, called again or called by two at once."""
 
 import re
+import sys
 import uuid
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from zoneinfo import ZoneInfo
 
@@ -19,11 +21,11 @@ from pyspark.sql import functions as F
 from pipeline.config import ColdSettings, RedisSettings, Settings
 from pipeline.core.errors import ColdUnavailable, ConfigError, PipelineError
 from pipeline.core.messages import Message
-from pipeline.ingest import tables
+from pipeline.ingest import executors, tables
 from pipeline.ingest.blocks import task_number
 from pipeline.ingest.summary import Summary
 from pipeline.ingest.tables import ScheduledTable, schedule_table
-from pipeline.spark import schedule
+from pipeline.spark import register, schedule
 from pipeline.store.connection import connect, server_ms
 from pipeline.store.keys import keys_of
 from pipeline.store.namespace import open_namespace
@@ -349,6 +351,43 @@ def test_a_table_is_scheduled_on_the_server_of_the_environment(
     assert list((stage.folder / "state" / "staging").glob("sale-*"))
     with pytest.raises(ConfigError, match="A table has"):
         schedule(later(spark, 5), "a sale")
+
+
+@pytest.mark.parametrize(
+    ("python", "sentence"),
+    [
+        ("-S", r"and lack the Python packages numpy, .*: install it"),
+        ("", "and lack Python .*: install it there, or set PYSPARK_PYTHON"),
+    ],
+)
+def test_workers_with_another_python_are_told_before_the_first_row(
+    spark: SparkSession, stage: Stage, monkeypatch: pytest.MonkeyPatch, python: str, sentence: str
+) -> None:
+    """As when a program is started in an environment that is not activated."""
+    monkeypatch.setenv("REDIS_URL", stage.server.url)
+    other = stage.folder / "python"
+    if python:
+        other.write_text(f'#!/bin/sh\nexec {sys.executable} {python} "$@"\n')
+        other.chmod(0o755)
+    monkeypatch.setattr(executors, "_checked", set())
+    monkeypatch.setattr(spark.sparkContext, "pythonExec", str(other))
+    for call in (lambda: schedule(later(spark, 5), "sale"), lambda: register(spark)):
+        with pytest.raises(PipelineError, match=sentence):
+            call()
+    assert stage.staged() == [] and stage.messages() == []
+    monkeypatch.undo()
+    register(spark)
+    monkeypatch.setattr(executors, "_ask", None)
+    register(spark)  # which asks nobody any more
+
+
+def test_spark_connect_is_told_to_use_the_data_source() -> None:
+    class Session:
+        __module__ = "pyspark.sql.connect.session"
+
+    table: Any = SimpleNamespace(sparkSession=Session())
+    with pytest.raises(ConfigError, match=r"does not work over Spark Connect, .*: use register"):
+        schedule(table, "sale")
 
 
 def test_a_stream_schedules_its_batches(spark: SparkSession, stage: Stage) -> None:
