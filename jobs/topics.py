@@ -2,15 +2,20 @@
 
 import argparse
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, fields
+import logging
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict, fields, replace
 
-from pipeline.cli import EXIT_SUCCESS, Stop, new_parser, open_connection, parse_command, run_main
+from pipeline.cli import EXIT_SUCCESS, Connection, Stop, new_parser, open_connection, parse_command, run_main
 from pipeline.config import ALL_TOPICS, Settings, TopicSettings, Value, check_name, convert_topic_setting
+from pipeline.consume.opening import new_store, parse_start
 from pipeline.core.errors import ConfigError, PipelineError
 from pipeline.core.text import command_text, count_text, span_text, visible
 from pipeline.store.namespace import change_topic_settings, current_topic_settings, read_topic_settings
 from pipeline.store.topics import GroupInfo, TopicInfo, Topics
+from pipeline.webhooks import GROUP
+
+log = logging.getLogger(__name__)
 
 
 def parse_arguments(arguments: list[str]) -> tuple[argparse.Namespace, Settings]:
@@ -35,6 +40,13 @@ def parse_arguments(arguments: list[str]) -> tuple[argparse.Namespace, Settings]
         "with the keys of [topics] in conf/pipeline.toml",
     )
     parser.add_argument(
+        "--from",
+        dest="start",
+        metavar="PLACE",
+        help="set webhook=URL: where a webhook that is new begins in the topic's stream: new, beginning (of what it retains), "
+        "after an entry ID, or a time in ISO 8601 (default: new, with what comes due from now on)",
+    )
+    parser.add_argument(
         "--format", choices=["text", "json"], default="text", help="output for people or for programs (default: text)"
     )
     given, settings = parse_command(parser, arguments, "redis")
@@ -42,6 +54,9 @@ def parse_arguments(arguments: list[str]) -> tuple[argparse.Namespace, Settings]
     if given.what in ("set", "unset"):
         given.topic, given.changes = read_changes(given.what, given.names)
         given.names = []
+    if given.start is not None and not given.changes.get("webhook"):
+        raise ConfigError("--from says where a webhook begins: it belongs to set webhook=URL.")
+    given.start = parse_start(given.start or "new")
     if given.what == "drop-group" and len(given.names) != 2:
         raise ConfigError("Name a topic and a group: drop-group TOPIC GROUP.")
     for index, name in enumerate(given.names):
@@ -82,6 +97,8 @@ def main(arguments: list[str], stop: Stop) -> int:
     given, settings = parse_arguments(arguments)
     with open_connection(settings, stop, may_create=given.what == "set") as connection:
         if given.what in ("settings", "set", "unset"):
+            if given.changes.get("webhook"):
+                begin_webhook(connection, settings, given.topic, given.start)
             if given.changes:
                 change_topic_settings(connection.client, connection.settings, given.topic, given.changes)
             found = read_topic_settings(connection.client, connection.settings)
@@ -112,6 +129,22 @@ def main(arguments: list[str], stop: Stop) -> int:
         if not names and given.format == "text":
             print("no topic has a stream yet")
     return EXIT_SUCCESS
+
+
+def begin_webhook(connection: Connection, settings: Settings, topic: str, start: str) -> None:
+    """Register the group that posts, so that a webhook which is new begins now, whenever its job is started.
+
+    A topic that has no stream yet needs nothing: all that will be in it comes later.
+    """
+    settings = replace(settings, redis=connection.settings)
+    names: Collection[str] = [topic]
+    if topic == ALL_TOPICS:
+        found = read_topic_settings(connection.client, connection.settings)
+        own = {name for name, values in found.items() if name != ALL_TOPICS and "webhook" in values}
+        names = sorted({*Topics(connection.client, connection.shards).names()} - own)
+    for name in names:
+        if not new_store(connection.client, settings, name, GROUP, "").register(start):
+            log.info("the webhook of topic %s goes on where it was; drop its group to have it begin anew", name)
 
 
 def drop_group(topics: Topics, topic: str, group: str) -> int:

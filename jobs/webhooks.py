@@ -63,8 +63,8 @@ def parse_arguments(arguments: list[str]) -> tuple[argparse.Namespace, Settings]
         dest="start",
         default="beginning",
         metavar="PLACE",
-        help="where to begin in a topic that was never posted: beginning (of what its stream retains), new, after an entry ID, or "
-        "a time in ISO 8601 (default: beginning)",
+        help="where to begin in a topic whose group nobody has registered; set webhook=URL has, where the topic had a stream: "
+        "beginning (of what its stream retains), new, after an entry ID, or a time in ISO 8601 (default: beginning)",
     )
     add_metrics_options(parser)
     given, settings = parse_command(parser, arguments, "webhooks", "metrics_host", "metrics_port")

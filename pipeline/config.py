@@ -43,9 +43,7 @@ PositiveHours = Annotated[float, Meta(gt=0, le=8_784, description="greater than 
 PositiveSec = Annotated[float, Meta(gt=0, le=86_400, description="greater than 0, and at most 86400")]
 LeaseSec = Annotated[float, Meta(ge=0.1, le=86_400, description="0.1 to 86400")]
 KafkaTopic = Annotated[str, Meta(pattern=r"\A[A-Za-z0-9._-]{0,249}\Z", description="at most 249 of A-Z a-z 0-9 . _ -")]
-Host = Annotated[str, Meta(min_length=1, description="an address of this machine")]
 MetricsPort = Annotated[int, Meta(ge=0, le=65_535, description="0 (off) to 65535")]
-WebhookFormat = Literal["raw", "json"]
 WebUrl = Annotated[str, Meta(pattern=URL_PATTERN, description=URL_RULE)]
 SINKS = get_args(SinkName)
 
@@ -127,7 +125,7 @@ class DrainSettings:
     id_retention_sec: Positive = 86_400
     max_rate: ZeroIsOff = 0
     topics_max: Annotated[int, Meta(ge=1, le=1_000, description="1 to 1000")] = 100
-    metrics_host: Host = "127.0.0.1"
+    metrics_host: Annotated[str, Meta(min_length=1, description="an address of this machine")] = "127.0.0.1"
     metrics_port: MetricsPort = 0
 
 
@@ -148,7 +146,7 @@ class TopicSettings:
     backoff_ms: Positive = 1_000
     backoff_ms_max: Positive = 600_000
     webhook: WebUrl = ""
-    webhook_format: WebhookFormat = "raw"
+    webhook_format: Literal["raw", "json"] = "raw"
     webhook_timeout_sec: Annotated[float, Meta(ge=0.1, le=3_600, description="0.1 to 3600")] = 10.0
     webhook_concurrency: Annotated[int, Meta(ge=1, le=256, description="1 to 256")] = 4
 
@@ -157,7 +155,7 @@ class TopicSettings:
 class WebhookSettings:
     """Where the job that posts webhooks serves its metrics; what it posts are settings of topics."""
 
-    metrics_host: Host = "127.0.0.1"
+    metrics_host: Annotated[str, Meta(min_length=1, description="an address of this machine")] = "127.0.0.1"
     metrics_port: MetricsPort = 0
 
 
@@ -165,7 +163,7 @@ class WebhookSettings:
 class ApiSettings:
     """Where the HTTP API listens, who may ask, and how much it takes in."""
 
-    host: Host = "127.0.0.1"
+    host: Annotated[str, Meta(min_length=1, description="an address of this machine")] = "127.0.0.1"
     port: Annotated[int, Meta(ge=0, le=65_535, description="0 (any) to 65535")] = 8600
     unix: str = ""
     tokens: str = ""

@@ -8,7 +8,6 @@ from urllib.parse import quote
 import msgspec
 
 from pipeline import __version__
-from pipeline.config import WebhookFormat
 from pipeline.core.due import time_of_ms
 from pipeline.core.messages import Message
 from pipeline.webhooks.signing import signature
@@ -21,7 +20,7 @@ VALUE_CHARACTERS = "".join(chr(code) for code in range(0x20, 0x7F) if chr(code) 
 _is_printable = re.compile(r"[ -~]*[!-~][ -~]*").fullmatch
 
 
-def body_of(message: Message, format: WebhookFormat) -> bytes:
+def body_of(message: Message, format: str) -> bytes:
     """Return what is posted of a message: its text in UTF-8, or an object as Standard Webhooks recommends it."""
     if format == "raw":
         return message.body.encode()
@@ -32,7 +31,7 @@ def body_of(message: Message, format: WebhookFormat) -> bytes:
 
 
 def headers_of(
-    message: Message, body: bytes, timestamp_sec: int, secrets: Sequence[bytes], format: WebhookFormat = "raw"
+    message: Message, body: bytes, timestamp_sec: int, secrets: Sequence[bytes], format: str = "raw"
 ) -> dict[str, str]:
     """Return the headers of the request that carries a message.
 

@@ -16,11 +16,11 @@ from pipeline.core.text import command_text
 from pipeline.store.keys import Keys
 from pipeline.store.namespace import current_settings
 from pipeline.store.topics import Topics
+from pipeline.webhooks import GROUP as GROUP
 from pipeline.webhooks.poster import Poster
 from pipeline.webhooks.signing import Secrets, secrets_of
 from pipeline.webhooks.totals import Totals
 
-GROUP = "webhook"
 KEYS = ("webhook", "webhook_format", "webhook_timeout_sec", "webhook_concurrency")
 STOP_MS = 5_000  # beside the time that a target has to answer
 

@@ -232,7 +232,7 @@ def status(world: World) -> None:
 
 
 def topics(world: World) -> None:
-    for words in ("list", "groups", "pause mail", "resume held", "set mail attempts_max=2", "unset mail attempts_max"):
+    for words in ("list", "groups", "pause mail", "resume held", "set mail webhook=http://h/", "unset mail webhook"):
         world.run(*words.split())
     world.run("drop-group", "mail", "billing")
 

@@ -87,6 +87,7 @@ def test_what_other_programs_wrote_cannot_drive_the_terminal() -> None:
         (("jobs/drain.py", "--nonsense"), "drain: unrecognized arguments: --nonsense; see --help."),
         (("jobs/drain.py", "--lease", "abc"), "drain: drain.lease_sec must be a number of seconds, but is 'abc'."),
         (("jobs/topics.py", "pause"), "Say which topics to pause"),
+        (("jobs/topics.py", "set", "mail", "sink=screen", "--from", "new"), "it belongs to set webhook=URL"),
         (("jobs/topics.py", "list", "a{b}"), "A topic has 1 to 64"),
         (("jobs/consume.py", "--topic", "a:b", "--group", "g"), "A topic has 1 to 64"),
         (("jobs/consume.py", "--topic", "t", "--group", "g", "--from", "yesterday"), "is no place to begin at"),

@@ -7,7 +7,10 @@ from collections import Counter
 
 import pytest
 
+from jobs import topics
+from pipeline.cli import EXIT_SUCCESS
 from pipeline.core.clock import SystemClock
+from pipeline.core.stop import Stop
 from pipeline.store.topics import Topics
 from pipeline.webhooks.service import GROUP
 from tests.webhooks.conftest import World
@@ -28,6 +31,59 @@ def test_a_topic_with_a_webhook_is_posted_and_acknowledged_whatever_its_sink(wor
     assert (webhooks.totals.posted, webhooks.totals.lateness.total()) == (21, 21)
     assert str(webhooks.totals).startswith("posted 21 messages, lateness p50 ")
     assert str(webhooks.totals).endswith("; 0 refused, 0 failed tries, 0 late acks")
+
+
+def set_by_command(world: World, *words: str) -> None:
+    redis = world.settings.redis
+    code = topics.main(["set", *words, "--redis", redis.url, "--namespace", redis.namespace], Stop())
+    assert code == EXIT_SUCCESS
+
+
+def fill(world: World, *names: str) -> None:
+    for name in names:
+        world.send(name, f"{name} before")
+        world.wait_for(lambda: world.client.xlen(world.shards[0].stream(name)) == 1, "message in the stream")  # noqa: B023
+
+
+def test_a_webhook_begins_when_it_is_set_though_its_job_is_started_later(
+    world: World, receiver: Receiver, caplog: pytest.LogCaptureFixture
+) -> None:
+    world.set("*", sink="stream")
+    fill(world, "mail")
+    set_by_command(world, "mail", f"webhook={receiver.url}")
+    world.send("mail", "after")
+    world.wait_for(lambda: world.client.xlen(world.shards[0].stream("mail")) == 2, "message in the stream")
+    world.post()
+    receiver.wait_for_posts(1)
+    world.wait_for(lambda: world.is_settled("mail"), "acknowledgement of all")
+    assert receiver.bodies() == ["after"]
+    with caplog.at_level("INFO"):
+        set_by_command(world, "mail", f"webhook={receiver.url}", "--from", "beginning")
+    assert "the webhook of topic mail goes on where it was" in caplog.text
+
+
+def test_a_webhook_begins_with_what_the_stream_keeps_if_that_is_asked_for(world: World, receiver: Receiver) -> None:
+    world.set("*", sink="stream")
+    fill(world, "mail")
+    set_by_command(world, "mail", f"webhook={receiver.url}", "--from", "beginning")
+    world.post()
+    receiver.wait_for_posts(1)
+    assert receiver.bodies() == ["mail before"]
+
+
+def test_a_webhook_of_all_topics_begins_when_it_is_set_and_with_all_of_a_topic_that_comes_later(
+    world: World, receiver: Receiver
+) -> None:
+    world.set("*", sink="stream")
+    world.set("none", webhook="", sink="stream")
+    fill(world, "mail", "none")
+    set_by_command(world, f"webhook={receiver.url}")
+    fill(world, "later")
+    world.send("mail", "mail after")
+    world.post()
+    receiver.wait_for_posts(2)
+    assert sorted(receiver.bodies()) == ["later before", "mail after"]
+    assert Topics(world.user, world.shards).groups("none") == []
 
 
 def test_a_message_whose_target_is_gone_is_a_dead_letter_at_once(world: World, receiver: Receiver) -> None:
