@@ -14,7 +14,6 @@ from pyspark.sql import SparkSession
 from pipeline.config import RedisSettings
 from pipeline.core.errors import StoreUnavailable
 from pipeline.core.ids import encode_token
-from pipeline.ingest import progress as progress_module
 from pipeline.ingest.bar import StoredBytes, intake_bar
 from pipeline.ingest.landed import LandingFiles
 from pipeline.ingest.progress import BatchReporter, batch_line
@@ -28,6 +27,7 @@ from pipeline.store.heartbeats import INGEST_KEEP_SEC, IngestProgress, read_inge
 from pipeline.store.keys import Keys
 from tests.clock import ManualClock
 from tests.servers import RealServer
+from tests.waiting import DEADLINE_SEC
 
 NOW_MS = 1_700_000_060_000
 
@@ -138,19 +138,32 @@ def test_a_last_batch_whose_files_take_long_to_delete_is_counted_and_waited_for(
     spark: SparkSession, tmp_path: Path, redis: RedisSettings
 ) -> None:
     texts: list[str] = []
-    begins = Event()
+    is_deleting, has_waited = Event(), Event()
 
     class SlowFiles(LandingFiles):
         def delete_batch(self, batch_id: int) -> None:
-            begins.set()
+            is_deleting.set()
             texts.append(reporter.total_text())
-            Event().wait(progress_module.WAIT_SEC + 0.5)
+            assert has_waited.wait(DEADLINE_SEC)
             super().delete_batch(batch_id)
+
+    class SlowEnd(Event):
+        """Does not come in time, three times."""
+
+        waits = 0
+
+        def wait(self, timeout: float | None = None) -> bool:
+            self.waits += 1
+            if self.waits <= 3:
+                return False
+            has_waited.set()
+            return super().wait(timeout)
 
     files = SlowFiles(tmp_path / "landing", tmp_path / "checkpoint", lambda tokens: [], ManualClock(NOW_MS))
     reporter = BatchReporter("s", "/in", files, lambda told: None, ManualClock(NOW_MS))
+    reporter._has_ended = SlowEnd()
     land(tmp_path / "landing", 1)
-    take_in(spark, tmp_path, redis, reporter, begins)
+    take_in(spark, tmp_path, redis, reporter, is_deleting)
     assert list((tmp_path / "landing").iterdir()) == []
     assert texts == ["1 batch: 2 lines, 1 stored, 0 duplicates, 1 rejected"]
 

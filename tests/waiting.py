@@ -1,0 +1,20 @@
+"""Waiting for what happens in another thread or process."""
+
+import time
+from collections.abc import Callable
+from threading import Event
+
+DEADLINE_SEC = 120  # far more than a slow machine needs; only a test that fails waits for so long
+LOOK_SEC = 0.01
+
+
+def wait_until(condition: Callable[[], object], wanted: str = "it comes true") -> None:
+    """Return once a condition holds.
+
+    Raises:
+        AssertionError: it did not in two minutes; names what was ``wanted``.
+    """
+    end_sec = time.monotonic() + DEADLINE_SEC
+    while not condition():
+        assert time.monotonic() < end_sec, f"{wanted}: not within {DEADLINE_SEC} seconds"
+        Event().wait(LOOK_SEC)
