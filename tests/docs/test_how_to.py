@@ -163,4 +163,4 @@ def test_the_version_of_a_namespace_is_where_the_page_says(server: RealServer, t
 
 
 def at(command: str, port: str) -> str:
-    return command.replace("localhost:8600", f"127.0.0.1:{port}")
+    return command.replace("localhost:8601", f"127.0.0.1:{port}")

@@ -63,3 +63,17 @@ def test_any_client_can_consume_and_schedule_as_the_wire_format_says(server: Rea
     assert client.execute_command(*read)
     assert client.execute_command(*acknowledge) == 1
     client.flushall()
+
+
+def test_jobs_are_started_by_the_command_that_finds_their_modules() -> None:
+    """Also in blocks that are not run: Python alone knows no ``pipeline``."""
+    jobs = [
+        (str(block), line)
+        for path in PAGES
+        for block in blocks_of(path)
+        if block.language in {"bash", "console"}
+        for line in re.sub(r"\\\n +", " ", block.text).splitlines()
+        if re.search(r"(?<![\w/])jobs/\w+\.py", line.partition("#")[0])
+    ]
+    assert len(jobs) > 20
+    assert [each for each in jobs if "spark-submit.sh " not in each[1].partition("jobs/")[0]] == []
