@@ -414,6 +414,22 @@ class TestRetention:
         assert world.client.info("stats")["total_net_output_bytes"] < 100_000
         assert "cmdstat_xrange" not in world.client.info("commandstats")
 
+    @pytest.mark.parametrize("limits", [{"retain_sec": 1}, {"retain_messages": 500}])
+    def test_a_step_keeps_its_limit_also_where_the_nodes_of_streams_are_large(
+        self, world: World, limits: dict[str, int]
+    ) -> None:
+        world.client.config_set("stream-node-max-entries", 1_000)
+        world.client.config_set("stream-node-max-bytes", 0)
+        try:
+            self.fill(world, 5_000)
+        finally:
+            world.client.config_set("stream-node-max-entries", 100)
+            world.client.config_set("stream-node-max-bytes", 4_096)
+        settings = replace(STREAM, **{"retain_messages": 0, "retain_sec": 0, **limits})
+        steps = [world.topics().trim(world.keys, "mail", settings, 10**6) for _ in range(60)]
+        assert max(steps) <= TRIM_LIMIT
+        assert self.left(world) <= 600
+
     def test_a_group_that_was_destroyed_by_hand_is_forgotten_with_its_topic(self, world: World) -> None:
         GroupStore(world.client, [world.keys], "mail", "billing", "c").register("0-0", ordered=True)
         self.trim(world)

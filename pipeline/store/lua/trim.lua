@@ -1,6 +1,6 @@
 #!lua flags=allow-oom
 -- Drop the oldest entries of a stream: those beyond its length or age that every group has read and acknowledged. So many at a time,
--- without reading them, as the server does nothing else meanwhile. Of what is beyond the length whole nodes only, so that the stream
+-- and mostly without reading them, as the server does nothing else meanwhile. Of what is beyond the length whole nodes only, so that the stream
 -- may keep some more; what is too old goes to the last entry.
 --
 -- KEYS[1] stream  STREAM
@@ -53,19 +53,21 @@ local needed = '18446744073709551615-18446744073709551615'
 if not trim_unread then
   needed = first_needed()
 end
-local over = retain_messages > 0 and length - retain_messages or 0
-if over > 0 then
-  local dropped = redis.call('XTRIM', stream, 'MINID', '~', needed, 'LIMIT', math.min(over, limit))
-  if dropped > 0 then
+
+-- Drop so many of the oldest entries before an id, at most: whole nodes, and if there are none, with `to_the_last` single entries. Those are
+-- a part of one node, but where the server has nodes of more entries than may go at once.
+local function drop(up_to, count, to_the_last)
+  local dropped = redis.call('XTRIM', stream, 'MINID', '~', up_to, 'LIMIT', count)
+  if dropped > 0 or not to_the_last then
     return dropped
   end
+  local first = redis.call('XRANGE', stream, '-', '(' .. up_to, 'COUNT', count)
+  return #first > 0 and redis.call('XTRIM', stream, 'MINID', #first < count and up_to or first[count][1]) or 0
 end
-if oldest_ms == '0' then
-  return 0
-end
-local up_to = earlier(needed, oldest_ms .. '-0')
-local dropped = redis.call('XTRIM', stream, 'MINID', '~', up_to, 'LIMIT', limit)
-if dropped == 0 then
-  dropped = redis.call('XTRIM', stream, 'MINID', up_to) -- what is left of one node
+
+local over = retain_messages > 0 and length - retain_messages or 0
+local dropped = over > 0 and drop(needed, math.min(over, limit), over > limit) or 0
+if dropped == 0 and oldest_ms ~= '0' then
+  dropped = drop(earlier(needed, oldest_ms .. '-0'), limit, true)
 end
 return dropped
