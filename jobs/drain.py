@@ -30,7 +30,7 @@ from pipeline.core.background import Background
 from pipeline.core.clock import Clock, SystemClock
 from pipeline.core.errors import ConfigError, StoreUnavailable
 from pipeline.core.text import count_text
-from pipeline.drain.housekeeping import Reclaimer, Trimmer
+from pipeline.drain.housekeeping import Forgetter, Reclaimer, Trimmer
 from pipeline.drain.loop import DrainLoop
 from pipeline.drain.rate_limit import RateLimit
 from pipeline.drain.side_by_side import SharedSink, SideBySide
@@ -174,16 +174,18 @@ def main(arguments: list[str], stop: Stop) -> int:
         stack.callback(lambda: log.info("%s", summary(totals)))
         heartbeat = Heartbeat(partial(write_loop, side_client, shards[0]), totals, clock, loop_id)
         stack.callback(heartbeat.publish, has_ended=True)
+        side_stores = open_shards(side_client, redis_settings)
         reclaimers = [
             Reclaimer(store.reclaim, partial(notify_loops, side_client, [keys]), totals)
-            for store, keys in zip(open_shards(side_client, redis_settings), shards, strict=True)
+            for store, keys in zip(side_stores, shards, strict=True)
         ]
+        forgetter = Forgetter([store.forget_ids for store in side_stores], clock)
         of_topic = partial(current_topic_settings, side_client, settings)
         trimmer = Trimmer(Topics(side_client, shards), shards, of_topic, clock)
         # A reclaimer has a thread for itself, as the others would wait for a shard that is away.
         reclaiming = [Background([each]) for each in reclaimers]
         failovers = FailoverLog(FailoverWatch.of(side_client, shards, clock), heartbeat.tell)
-        for background in (Background([heartbeat, trimmer]), Background([failovers]), *reclaiming):
+        for background in (Background([heartbeat, trimmer, forgetter]), Background([failovers]), *reclaiming):
             background.start()
             stack.callback(background.stop)
 

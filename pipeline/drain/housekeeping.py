@@ -15,6 +15,7 @@ from pipeline.store.topics import Topics
 ROUND_MS = 5_000  # a round of all topics takes at least so long while there is nothing to do
 REST_MS_MIN = 50  # between two topics, so that 10,000 of them cost 20 looks a second
 REST_FACTOR = 9  # it rests so many times as long as it worked: its share of the server stays below a tenth
+FORGET_MS = 10_000  # between two looks for idempotency keys whose time is over, while there are few
 TRIMS_MAX, PUT_BACKS_MAX = 100, 50  # scripts for one topic at a time, in each shard
 
 log = logging.getLogger(__name__)
@@ -53,6 +54,35 @@ class Reclaimer:
         except PipelineError as exc:
             log.debug("reclaimed later: %s", exc)  # the loop itself logs what is wrong, and requests it again
         return inf
+
+
+class Forgetter:
+    """Forgets idempotency keys whose time is over, some at a time, also when no other message with one comes.
+
+    Args:
+        forget: for each shard, forgets some and says whether there may be more; raises ``PipelineError`` if it can't.
+    """
+
+    def __init__(self, forget: Sequence[Callable[[], bool]], clock: Clock) -> None:
+        self._forget = forget
+        self._clock = clock
+        self._next_ms = clock.monotonic_ms()
+
+    def step(self) -> float:
+        """Forget some in each shard, if it is time to; see ``background.Task``."""
+        began_ms = self._clock.monotonic_ms()
+        if began_ms < self._next_ms:
+            return self._next_ms - began_ms
+        are_more = False
+        for forget in self._forget:
+            try:
+                are_more = forget() or are_more
+            except PipelineError as exc:
+                log.debug("forgotten later: %s", exc)  # the loop itself logs what is wrong
+        done_ms = self._clock.monotonic_ms()
+        rest_ms = max(REST_MS_MIN, REST_FACTOR * (done_ms - began_ms)) if are_more else FORGET_MS
+        self._next_ms = done_ms + rest_ms
+        return rest_ms
 
 
 class Trimmer:

@@ -22,6 +22,7 @@ NAMES = (
     "claim",
     "ack",
     "release",
+    "forget_ids",
     "by_id",
     "replace",
     "resume",

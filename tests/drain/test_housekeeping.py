@@ -5,10 +5,20 @@ from typing import Any
 
 from pipeline.config import RedisSettings, TopicSettings
 from pipeline.core.errors import StoreUnavailable
-from pipeline.drain.housekeeping import PUT_BACKS_MAX, REST_FACTOR, REST_MS_MIN, ROUND_MS, Reclaimer, Trimmer
+from pipeline.drain.housekeeping import (
+    FORGET_MS,
+    PUT_BACKS_MAX,
+    REST_FACTOR,
+    REST_MS_MIN,
+    ROUND_MS,
+    Forgetter,
+    Reclaimer,
+    Trimmer,
+)
 from pipeline.drain.stats import Totals
 from pipeline.store.connection import connect
 from pipeline.store.keys import Keys
+from pipeline.store.redis_store import FORGET_LIMIT, RedisStore
 from pipeline.store.topics import RESUME_LIMIT, Topics
 from tests.clock import ManualClock
 from tests.drain.test_loop import START_MS
@@ -173,3 +183,36 @@ class TestReclaimer:
         for reclaimed in (0, 3):
             reclaimer.request()
             assert (reclaimer.step(), totals.reclaimed) == (inf, reclaimed)
+
+
+def test_ids_are_forgotten_after_their_time_though_no_message_with_one_comes(server: RealServer) -> None:
+    client, clock = server.client(), ManualClock(now_ms=START_MS)
+    for number, key in enumerate((KEYS.ids(), KEYS.cancelled()), start=1):
+        over = {f"over-{each}": START_MS - each for each in range(number * FORGET_LIMIT)}
+        client.zadd(key, {**over, "known": START_MS + 1_000})
+    store = RedisStore(client, KEYS, now_ms=clock.wall_ms)
+    forgetter = Forgetter([store.forget_ids], clock)
+
+    def left() -> tuple[float, int, int]:
+        return forgetter.step(), client.zcard(KEYS.ids()), client.zcard(KEYS.cancelled())
+
+    assert left() == (REST_MS_MIN, 1, 1 + FORGET_LIMIT)
+    assert left() == (REST_MS_MIN, 1, 1 + FORGET_LIMIT), "not at once again"
+    clock.advance_ms(REST_MS_MIN)
+    assert left() == (REST_MS_MIN, 1, 1)
+    clock.advance_ms(REST_MS_MIN)
+    assert left() == (FORGET_MS, 1, 1)
+    assert client.zrange(KEYS.ids(), 0, -1) == client.zrange(KEYS.cancelled(), 0, -1) == [b"known"]
+    clock.advance_ms(FORGET_MS)
+    assert left() == (FORGET_MS, 0, 0)
+
+
+def test_a_shard_that_is_away_keeps_no_other_from_forgetting(server: RealServer) -> None:
+    client, clock = server.client(), ManualClock(now_ms=START_MS)
+    client.zadd(KEYS.ids(), {"over": 1})
+
+    def away() -> bool:
+        raise StoreUnavailable("away")
+
+    Forgetter([away, RedisStore(client, KEYS).forget_ids], clock).step()
+    assert not client.exists(KEYS.ids())
