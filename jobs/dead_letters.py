@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from pipeline.cli import EXIT_SUCCESS, Stop, new_parser, open_connection, parse_command, run_main
 from pipeline.config import Settings
+from pipeline.core.dead import DeadReason
 from pipeline.core.errors import ConfigError, PipelineError
 from pipeline.core.text import count_text, span_ms, span_text, utc_text, visible
 from pipeline.store.dead_letters import DeadLetters
@@ -13,7 +14,6 @@ from pipeline.store.entries import DeadLetter
 from pipeline.store.topics import Topics
 
 SHOWN = 60  # characters of a message, and of an error, in a list
-REASONS = ("failed", "refused", "abandoned", "expired", "dropped")
 
 
 def parse_arguments(arguments: list[str]) -> tuple[argparse.Namespace, Settings]:
@@ -31,7 +31,7 @@ def parse_arguments(arguments: list[str]) -> tuple[argparse.Namespace, Settings]
     parser.add_argument("names", nargs="*", metavar="LETTER", help="names of dead letters, as list prints them")
     parser.add_argument("--topic", metavar="T", help="only those of one topic")
     parser.add_argument("--group", metavar="G", help="only those that one group gave up")
-    parser.add_argument("--reason", choices=REASONS, help="only those with this reason")
+    parser.add_argument("--reason", choices=[*DeadReason], help="only those with this reason")
     parser.add_argument(
         "--older-than", metavar="AGE", help="only those that died longer ago than 90s, 15m, 2h or 7d, for example"
     )

@@ -5,11 +5,12 @@ from collections.abc import Callable
 from enum import StrEnum
 
 from pipeline.config import TopicSettings
+from pipeline.core.dead import DeadReason
 from pipeline.core.text import span_text, visible
 from pipeline.store.entries import Entry
 
 # Why a message is a dead letter; claim.lua has others: expired, dropped.
-FAILED, ABANDONED, REFUSED = "failed", "abandoned", "refused"
+FAILED, ABANDONED, REFUSED = DeadReason.FAILED, DeadReason.ABANDONED, DeadReason.REFUSED
 JITTER = 0.25  # of the wait, up or down, so that what failed together is not retried together
 
 log = logging.getLogger(__name__)

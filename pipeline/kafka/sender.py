@@ -9,6 +9,7 @@ from typing import Any, Final, Protocol
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
 
+from pipeline.core.dead import DeadReason
 from pipeline.core.records import outgoing
 from pipeline.kafka.cluster import ANSWER_SEC, Cluster, KafkaAway, trouble_of
 from pipeline.kafka.properties import WRITING
@@ -21,18 +22,18 @@ RETRY_BACKOFF_MS: Final = 2
 LINGER_MS: Final = 50  # longer than a batch takes to be handed over: each is then flushed, which sends it at once
 
 # What Kafka has against a single record: it would say so again, while all others are fine.
-REASONS: Final[Mapping[int, str]] = {
-    KafkaError.MSG_SIZE_TOO_LARGE: "too_large",
-    KafkaError.RECORD_LIST_TOO_LARGE: "too_large",
-    KafkaError.TOPIC_AUTHORIZATION_FAILED: "not_allowed",
-    KafkaError.TOPIC_EXCEPTION: "unknown_topic",
-    KafkaError.UNKNOWN_TOPIC_OR_PART: "unknown_topic",
-    KafkaError._UNKNOWN_TOPIC: "unknown_topic",
-    KafkaError._UNKNOWN_PARTITION: "unknown_topic",
-    KafkaError.INVALID_RECORD: "invalid",
-    KafkaError.INVALID_MSG: "invalid",
-    KafkaError.INVALID_TIMESTAMP: "invalid",
-    KafkaError.POLICY_VIOLATION: "invalid",
+REASONS: Final[Mapping[int, DeadReason]] = {
+    KafkaError.MSG_SIZE_TOO_LARGE: DeadReason.TOO_LARGE,
+    KafkaError.RECORD_LIST_TOO_LARGE: DeadReason.TOO_LARGE,
+    KafkaError.TOPIC_AUTHORIZATION_FAILED: DeadReason.NOT_ALLOWED,
+    KafkaError.TOPIC_EXCEPTION: DeadReason.UNKNOWN_TOPIC,
+    KafkaError.UNKNOWN_TOPIC_OR_PART: DeadReason.UNKNOWN_TOPIC,
+    KafkaError._UNKNOWN_TOPIC: DeadReason.UNKNOWN_TOPIC,
+    KafkaError._UNKNOWN_PARTITION: DeadReason.UNKNOWN_TOPIC,
+    KafkaError.INVALID_RECORD: DeadReason.INVALID,
+    KafkaError.INVALID_MSG: DeadReason.INVALID,
+    KafkaError.INVALID_TIMESTAMP: DeadReason.INVALID,
+    KafkaError.POLICY_VIOLATION: DeadReason.INVALID,
 }
 
 # The client raises errors of its own for some names that no topic can have, and takes others for shorter ones.

@@ -5,6 +5,7 @@ from typing import Any, Final
 
 from pipeline import __version__
 from pipeline.client import State
+from pipeline.core.dead import DeadReason
 from pipeline.core.due import DELAY_SEC_MAX
 from pipeline.core.messages import Reason
 from pipeline.core.validation import ID_PATTERN, TOPIC_PATTERN
@@ -48,7 +49,7 @@ _DUE: Final[Mapping[str, Schema]] = {
 _DEAD_FILTER: Final[Mapping[str, Schema]] = {
     "topic": _TOPIC,
     "group": _TEXT,
-    "reason": {"type": "string", "description": "failed, refused, abandoned, expired or dropped"},
+    "reason": {"type": "string", "description": f"{', '.join(DeadReason)}"},
     "older_than": {"type": "string", "description": "An age such as 15m, 2h or 7d."},
 }
 _COUNTS: Final = (
