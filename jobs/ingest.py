@@ -4,7 +4,6 @@ import argparse
 import logging
 import random
 import sys
-import warnings
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
@@ -13,7 +12,6 @@ from functools import partial
 from pathlib import Path
 from threading import Event
 
-from py4j.protocol import Py4JError
 from pyspark.sql import DataFrame, SparkSession
 
 from pipeline.cli import (
@@ -34,9 +32,18 @@ from pipeline.ingest.bar import intake_bar
 from pipeline.ingest.cold_folder import ColdPlace
 from pipeline.ingest.cold_opening import open_cold
 from pipeline.ingest.executors import check_executors
-from pipeline.ingest.loop import run_once, run_to_the_end, run_until_stopped, wait_for_first_look
+from pipeline.ingest.loop import Restarts, run_once, run_to_the_end, run_until_stopped, wait_for_first_look
 from pipeline.ingest.progress import BatchReporter
-from pipeline.ingest.query import bind_checkpoint, java_watched, open_session, start_query, told_in_a_sentence, warm_up
+from pipeline.ingest.query import (
+    Tries,
+    bind_checkpoint,
+    java_watched,
+    open_session,
+    start_query,
+    stop_session,
+    told_in_a_sentence,
+    warm_up,
+)
 from pipeline.ingest.readers import read_direct, read_landing
 from pipeline.ingest.rejects import check_rejects_folder
 from pipeline.ingest.sources import DirectSource, FilesSource, SocketSource, Source
@@ -186,7 +193,7 @@ def main(arguments: list[str], stop: Stop) -> int:
         with _stopped_with_java(stop):
             with ThreadPoolExecutor(1) as beside:  # started by the main thread, Spark would take SIGINT over
                 spark = beside.submit(open_session, sockets).result()
-            stack.callback(_stop_spark, spark)
+            stack.callback(stop_session, spark)
             stack.enter_context(java_watched(stop))
             rejects_mark = check_executors(spark, settings, connection.settings, source, cold)
         if stop():
@@ -213,15 +220,6 @@ def _stopped_with_java(stop: Stop) -> Iterator[None]:
         log.debug("Java has ended before", exc_info=True)
 
 
-def _stop_spark(spark: SparkSession) -> None:
-    # Java may have ended before, by the signal that stops us or by what java_watched saw; PySpark would print it as well.
-    with warnings.catch_warnings(action="ignore"):
-        try:
-            spark.stop()
-        except (Py4JError, OSError):
-            log.debug("Java has ended before", exc_info=True)
-
-
 def _run(
     once: bool,
     settings: Settings,
@@ -237,8 +235,6 @@ def _run(
     clock, stores = SystemClock(), open_shards(connection.client, connection.settings)
     store = ShardedMarkers(stores)
     landing, sweeper, roller = landing_upkeep(settings, source, checkpoint, store)
-    if roller is not None and (rolled := roller.prepare()):
-        log.info("rolled the checkpoint: its log named %s files", f"{rolled:,}")
     # Of a directory that Spark reads itself nothing is read again, and a run of Kafka that ends could leave what was.
     can_wait = landing is not None or (settings.ingest.source == "kafka" and not once)
     patience_ms = patience_ms_of(connection.settings, settings.ingest.shard_patience_sec if can_wait else 0)
@@ -260,15 +256,16 @@ def _run(
         beside.append(Background([WorkersAwake(spark)]))
     if once and landing:
         landing.waiting.give_back((), all_at_once=True)  # a query that takes in what is there looks once
+    tries = Tries(lambda ms: stop.interrupting(partial(Event().wait, ms / 1000)))
     with _stopped_with_java(stop), told_in_a_sentence():
         if once:
             run_once(source, stop, stop.interrupting)
         elif settings.ingest.source == "kafka":
             from pipeline.ingest.kafka_source import read_no_ranges
 
-            writer.warm_up(read_no_ranges(spark))
+            tries.call(partial(writer.warm_up, read_no_ranges(spark)), stop)
         else:
-            warm_up(spark)
+            tries.call(partial(warm_up, spark), stop)
     if stop():
         return
     with ExitStack() as stack:
@@ -280,15 +277,15 @@ def _run(
             markers_of = partial(store.markers, source.source_id)
             look = stack.enter_context(intake_bar(Path(source.location), markers_of, sys.stderr, clock))
         start = partial(start_query, rows, writer, checkpoint, None if once else settings.ingest.trigger)
-        query = start()
+        query, restarts = start(), Restarts(start, checkpoint, tries)
         wait_for_first_look(query, stop)
         log.info("ingest is up: it reads %s", source.reads)
         announce_ready()
         if once:
-            run_to_the_end(query, stop, clock, look)
+            run_to_the_end(query, restarts, stop, clock, look)
         else:
             with archive_made_beside(Path(__file__).resolve().parents[1]):
-                run_until_stopped(source, query, start, clock, stop, stop.interrupting, sweeper, roller)
+                run_until_stopped(source, query, restarts, clock, stop, stop.interrupting, sweeper, roller)
     reporter.wait_for_the_end()
     log.info("%s after %s", "stopped" if stop() else "done", reporter.total_text())
     if once and sweeper is not None:

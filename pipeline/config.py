@@ -25,9 +25,8 @@ from pipeline.sinks import SinkName
 ROOT = Path(__file__).resolve().parents[1]
 ENV_PREFIX = "DUETIME_"
 # Variables with a meaning of their own; the last one only for the tests.
-NO_SETTINGS = frozenset(
-    {"DUETIME_CLASS_ARCHIVE", "DUETIME_CONFIG", "DUETIME_READY_FD", "DUETIME_SAMPLE", "DUETIME_TEST_SERVER"}
-)
+_OTHERS = ("CLASS_ARCHIVE", "CONFIG", "MAKE_CLASS_ARCHIVE", "READY_FD", "SAMPLE", "TEST_SERVER")
+NO_SETTINGS = frozenset(ENV_PREFIX + name for name in _OTHERS)
 NAME_PATTERN = r"\A[A-Za-z0-9._-]{1,64}\Z"
 NAME_RULE = "1 to 64 of A-Z a-z 0-9 . _ -"
 URL_PATTERN = r"\A(?:https?://(?:[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(?::[0-9]{1,5})?(?:[/?][!\"$-~]*)?)?\Z"

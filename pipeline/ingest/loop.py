@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from threading import Event
-from typing import NoReturn, Protocol
+from typing import Protocol
 
 from py4j.protocol import Py4JError
 from pyspark.sql.streaming.query import StreamingQuery
@@ -15,7 +15,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from pipeline.core.clock import Clock
 from pipeline.core.errors import PipelineError, StoreError
 from pipeline.ingest.checkpoint import CheckpointRoller
-from pipeline.ingest.query import query_failure
+from pipeline.ingest.query import Tries, query_failure
 from pipeline.ingest.sources import Source
 
 log = logging.getLogger(__name__)
@@ -49,10 +49,42 @@ def wait_for_first_look(query: StreamingQuery, stopping: Callable[[], bool]) -> 
         pause.wait(CHECK_MS / 1000)
 
 
+class Restarts:
+    """Starts a query again when its checkpoint was started anew, or when it has failed for a reason of the moment.
+
+    Args:
+        start: starts it.
+
+        checkpoint: for the sentence about a full disk.
+
+        tries: those of one query after the other.
+    """
+
+    def __init__(self, start: Callable[[], StreamingQuery], checkpoint: str, tries: Tries) -> None:
+        self.start = start
+        self._checkpoint = checkpoint
+        self._tries = tries
+
+    def after(self, query: StreamingQuery) -> StreamingQuery:
+        """Start the query again after one that has ended; what that has stored is known, so nothing is stored twice.
+
+        Raises:
+            PipelineError: it was stopped from outside, or failed for another reason, or again and again.
+        """
+        exc = query.exception()
+        if exc is None:
+            raise PipelineError("The streaming query was stopped from outside; start the job again.")
+        if any(each.numInputRows for each in query.recentProgress):
+            self._tries.reset()
+        if not self._tries.has_another(exc):
+            raise query_failure(exc, self._checkpoint) from exc
+        return self.start()
+
+
 def run_until_stopped(
     source: Source,
     query: StreamingQuery,
-    start_again: Callable[[], StreamingQuery],
+    restarts: Restarts,
     clock: Clock,
     stopping: Callable[[], bool],
     interruptibly: Callable[[Callable[[], object]], None],
@@ -62,7 +94,7 @@ def run_until_stopped(
     """Feed the query until a stop, then let its batch finish; the source stays open.
 
     Args:
-        start_again: starts the next query when the checkpoint was started anew.
+        restarts: starts the next query.
 
         sweeper: None for an input without landing folder.
 
@@ -80,12 +112,12 @@ def run_until_stopped(
         if now_ms >= next_look_ms:
             next_look_ms = now_ms + QUERY_LOOK_MS
             if not query.isActive:
-                raise_failure(query)
+                query = restarts.after(query)
         if roller is not None and roller.wants_stop(partial(_is_between_batches, query)):
             stopped_ms = clock.monotonic_ms()
             query.stop()
             files = roller.prepare()
-            query = start_again()
+            query = restarts.start()
             paused_sec = (clock.monotonic_ms() - stopped_ms) / 1000
             log.info("rolled the checkpoint: its log named %s files; paused for %.2f s", f"{files:,}", paused_sec)
         interruptibly(source.wait)
@@ -117,6 +149,7 @@ def run_once(
 
 def run_to_the_end(
     query: StreamingQuery,
+    restarts: Restarts,
     stopping: Callable[[], bool],
     clock: Clock,
     look: Callable[[], object] | None,
@@ -126,16 +159,15 @@ def run_to_the_end(
     Raises:
         PipelineError: it failed.
     """
-    while query.isActive:
+    while query.isActive or query.exception() is not None:
         if stopping():
             stop_query(query, clock)
             break
+        if not query.isActive:
+            query = restarts.after(query)
         if look is not None:
             look()
         Event().wait(CHECK_MS / 1000)
-    else:
-        if query.exception() is not None:
-            raise_failure(query)
 
 
 def stop_query(query: StreamingQuery, clock: Clock) -> None:
@@ -148,14 +180,6 @@ def stop_query(query: StreamingQuery, clock: Clock) -> None:
     except (Py4JError, OSError):
         # A SIGTERM to the whole process group, as systemd sends it, ends the JVM as well.
         log.warning("Spark was stopped first, so the running batch is replayed at the next start")
-
-
-def raise_failure(query: StreamingQuery) -> NoReturn:
-    """Raise what ended the query, as one sentence."""
-    exc = query.exception()
-    if exc is None:
-        raise PipelineError("The streaming query was stopped from outside; start the job again.")
-    raise query_failure(exc) from exc
 
 
 @dataclass(slots=True)

@@ -3,9 +3,11 @@
 import json
 import logging
 import re
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from random import random
 from tempfile import TemporaryDirectory
 
 from py4j.protocol import Py4JError, Py4JJavaError
@@ -13,6 +15,7 @@ from pyspark import SparkConf, SparkContext
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
+from pipeline.core.backoff import backoff_ms
 from pipeline.core.errors import ConfigError, PipelineError
 from pipeline.core.files import write_whole
 from pipeline.core.ids import encode_token
@@ -37,6 +40,10 @@ _OBJECT_STORES = "s3a://"
 _CAUSE = re.compile(r"^\s*(?:Caused by: )?([\w.$]+(?:Exception|Error): .+)$", re.MULTILINE)
 # Of a worker, and of the daemon that was to start one.
 _WORKER_GONE = re.compile("Python worker exited unexpectedly|occurred while reading the port number from ")
+# A machine that is busy has not started a worker within the ten seconds that Spark gives it.
+_OF_THE_MOMENT = re.compile("Python worker (?:failed )?to connect back")
+TRIES_MAX = 10  # in a row, two minutes or more, of what fails for a reason of the moment
+_DISK_FULL = re.compile("No space left on device|Disk quota exceeded")
 _OWN_ERROR = re.compile(r"pipeline\.core\.errors\.(\w+): (.*)")
 
 
@@ -57,6 +64,15 @@ def open_session(sockets: Path | None = None) -> SparkSession:
     _write_no_checksums(spark)
     _quieten(spark)
     return spark
+
+
+def stop_session(spark: SparkSession) -> None:
+    """Stop Spark. Java may have ended before, by the signal that stops us or by what ``java_watched`` saw."""
+    with warnings.catch_warnings(action="ignore"):  # PySpark would print it as well
+        try:
+            spark.stop()
+        except (Py4JError, OSError):
+            log.debug("Java has ended before", exc_info=True)
 
 
 def _write_no_checksums(spark: SparkSession) -> None:
@@ -118,6 +134,46 @@ def told_in_a_sentence() -> Iterator[None]:
         yield
     except Py4JJavaError as exc:
         raise query_failure(exc) from exc
+
+
+class Tries:
+    """Tries of something that may fail for a reason of the moment.
+
+    Args:
+        wait: pauses for so many milliseconds, or less.
+    """
+
+    def __init__(self, wait: Callable[[float], object]) -> None:
+        self._wait = wait
+        self._failures = 0
+
+    def has_another(self, exc: Exception) -> bool:
+        """Tell whether to try again after a failure, after a pause that grows with each; False if it is none of the moment."""
+        self._failures += 1
+        if self._failures >= TRIES_MAX or not _OF_THE_MOMENT.search(str(exc)):
+            return False
+        wait_ms = backoff_ms(self._failures, random)
+        log.warning(
+            "Spark could not start a Python worker in time, as on a busy machine: tried again in %.1f s",
+            wait_ms / 1_000,
+        )
+        self._wait(wait_ms)
+        return True
+
+    def reset(self) -> None:
+        """Count from the beginning: it has worked in between."""
+        self._failures = 0
+
+    def call(self, call: Callable[[], object], stopping: Callable[[], bool]) -> None:
+        """Make a call until it does not fail for such a reason, or a stop is requested; raises what it has raised last."""
+        while True:
+            try:
+                call()
+            except Exception as exc:
+                if stopping() or not self.has_another(exc):
+                    raise
+            else:
+                return self.reset()
 
 
 def warm_up(spark: SparkSession) -> None:
@@ -201,7 +257,7 @@ def bind_checkpoint(checkpoint: str, source_id: str, reads: str) -> None:
         ) from exc
 
 
-def query_failure(exc: Exception) -> PipelineError:
+def query_failure(exc: Exception, checkpoint: str = "") -> PipelineError:
     """Say in one sentence why a query ended; Spark's text is a page of stack traces with the cause somewhere in it."""
     text = str(exc)
     own = _OWN_ERROR.findall(text)
@@ -212,6 +268,11 @@ def query_failure(exc: Exception) -> PipelineError:
         return PipelineError(
             "A Python worker of Spark has ended in the middle of a batch: it was killed, or ran out of memory. "
             "Start the job again; it goes on where it was."
+        )
+    if checkpoint and _DISK_FULL.search(text):
+        return PipelineError(
+            f"The disk of the checkpoint {checkpoint}, or of Spark's temporary files, is full: make room and start the job again, "
+            "as it has ended; nothing is lost, and it goes on where it was."
         )
     causes = _CAUSE.findall(text)
     cause = causes[-1] if causes else text.partition("\n")[0]

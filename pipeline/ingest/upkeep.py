@@ -37,7 +37,10 @@ if TYPE_CHECKING:
 def landing_upkeep(
     settings: Settings, source: Source, checkpoint: str, store: ShardedMarkers
 ) -> tuple[LandingFiles | None, MarkerSweeper | None, CheckpointRoller | None]:
-    """Return what keeps files, markers and checkpoint bounded; a directory that Spark reads itself keeps its files, and so all."""
+    """Return what keeps files, markers and checkpoint bounded, and tidy up the checkpoint.
+
+    A directory that Spark reads itself keeps its files, and so all.
+    """
     if isinstance(source, DirectSource):
         return None, None, None
     location, clock = Path(source.location), SystemClock()
@@ -51,6 +54,8 @@ def landing_upkeep(
     roller = (
         CheckpointRoller(local, landing.delete_marked, settings.ingest.checkpoint_files_max, clock) if local else None
     )
+    if roller is not None and (rolled := roller.prepare()):
+        log.info("rolled the checkpoint: its log named %s files", f"{rolled:,}")
     return landing, sweeper, roller
 
 

@@ -1,7 +1,8 @@
 """An archive of Spark's classes that Java maps instead of reading them from 250 jars: a start takes a third less.
 
-It is made once for each Java and Spark, by a run of the ingest job of its own with the lowest priority: beside the first job that
-stays, or before the tests. It lies in ``.venv/share``, 170 MB; Java ignores one that doesn't fit its jars.
+It is made once for each Java and Spark, by a run of the ingest job of its own with the lowest priority: beside the first
+``./spark-submit.sh`` without arguments, or before the tests. It lies in ``.venv/share``, 170 MB; Java ignores one that doesn't fit
+its jars.
 """
 
 import hashlib
@@ -23,6 +24,8 @@ from pipeline.runtime.process import open_lock
 log = logging.getLogger(__name__)
 
 ARCHIVE = "DUETIME_CLASS_ARCHIVE"  # the variable that names it to Java's shim, whether it is there or not
+# Set by the command that starts everything on one machine: a job by itself, as in production, starts no second Java unasked.
+MAKE = "DUETIME_MAKE_CLASS_ARCHIVE"
 REQUEST = '{"message": "for the archive", "delay_sec": 3600}\n'
 LOWEST_PRIORITY = 19
 TIMEOUT_SEC = 600  # for a machine that is busy: alone it takes 35
@@ -106,7 +109,10 @@ def _start(environ: Mapping[str, str], root: Path, folder: Path, made: Path) -> 
 
 @contextmanager
 def archive_made_beside(root: Path) -> Iterator[None]:
-    """Make the archive in the background while the block runs, if this start had none; given up at the block's end."""
+    """Make the archive in the background while the block runs, if ``MAKE`` asks for it; given up at the block's end."""
+    if not os.environ.get(MAKE):
+        yield
+        return
     processes: list[subprocess.Popen[bytes]] = []
 
     def make() -> None:

@@ -24,6 +24,7 @@ from pipeline import __version__
 from pipeline.config import RedisSettings, Settings
 from pipeline.core.errors import ConfigError
 from pipeline.core.text import redact_url
+from pipeline.runtime.class_archive import MAKE
 from pipeline.runtime.dashboard import Dashboard
 from pipeline.runtime.process import dies_with_parent, wait_until
 from pipeline.runtime.server import PrivateServer, call_server
@@ -124,7 +125,7 @@ def supervise(root: Path, settings: Settings) -> int:
             stack.callback(server.release)
             server.acquire()
         stops = _note_stop_signals()
-        environ = os.environ | ({"REDIS_URL": server.url} if server else {})
+        environ = os.environ | {MAKE: "1"} | ({"REDIS_URL": server.url} if server else {})
         programs = {
             name: plan_program([str(root / "jobs" / f"{name}.py")], environ, root=root, state_dir=state_dir)
             for name in ("ingest", "drain", *(["hydrate"] if settings.cold.folder else []))

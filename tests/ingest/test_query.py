@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from py4j.protocol import Py4JError, Py4JNetworkError
@@ -9,8 +10,8 @@ from pyspark.sql import SparkSession
 
 from pipeline.core.errors import ConfigError, PipelineError, StoreUnavailable
 from pipeline.core.ids import encode_token, token_epoch_ms
-from pipeline.ingest.loop import MarkerSweeper, raise_failure, run_to_the_end, wait_for_first_look
-from pipeline.ingest.query import bind_checkpoint, java_watched, query_failure, start_query
+from pipeline.ingest.loop import MarkerSweeper, Restarts, run_to_the_end, wait_for_first_look
+from pipeline.ingest.query import TRIES_MAX, Tries, bind_checkpoint, java_watched, query_failure, start_query
 from pipeline.ingest.writer import BatchWriter
 from tests.clock import ManualClock
 
@@ -179,29 +180,89 @@ def test_a_server_that_does_not_answer_stops_no_sweep_for_good(tmp_path: Path) -
     assert markers.tokens == set()
 
 
+LATE = "[STREAM_FAILED] Query [id = 1] terminated with exception: Python worker failed to connect back."
+TIMED_OUT = "org.apache.spark.SparkException: Timed out while waiting for the Python worker to connect back"
+
+
 class Query:
     """A query that has ended."""
 
     isActive = False  # noqa: N815 (Spark's name)
 
-    def __init__(self, failure: Exception | None) -> None:
-        self._failure = failure
+    def __init__(self, failure: str = "", rows: int = 0) -> None:
+        self._failure = Exception(failure) if failure else None
+        self.recentProgress = [SimpleNamespace(numInputRows=rows)]
 
     def exception(self) -> Exception | None:
         return self._failure
 
 
+class Started:
+    """What starts queries, each of which has ended as is said, and the waits between them."""
+
+    def __init__(self, *queries: Query) -> None:
+        self.queries = [*queries]
+        self.waits: list[float] = []
+        self.restarts = Restarts(self.start, "/var/checkpoint", Tries(self.waits.append))  # type: ignore[arg-type]
+
+    def start(self) -> Query:
+        return self.queries.pop(0)
+
+    def run(self) -> None:
+        run_to_the_end(self.start(), self.restarts, lambda: False, ManualClock(LANDED_MS), None)  # type: ignore[arg-type]
+
+
 def test_a_query_that_takes_in_what_is_there_may_end_and_may_fail() -> None:
-    run_to_the_end(Query(None), lambda: False, ManualClock(LANDED_MS), None)  # type: ignore[arg-type]
+    Started(Query()).run()
+    started = Started(Query("x\nCaused by: java.io.IOException: disk"), Query())
     with pytest.raises(PipelineError, match=r"java\.io\.IOException: disk"):
-        run_to_the_end(
-            Query(Exception("x\nCaused by: java.io.IOException: disk")), lambda: False, ManualClock(LANDED_MS), None
-        )  # type: ignore[arg-type]
+        started.run()
+    assert started.waits == []
 
 
 def test_a_query_that_should_run_for_ever_and_does_not_is_a_failure() -> None:
     with pytest.raises(PipelineError, match="stopped from outside"):
-        raise_failure(Query(None))  # type: ignore[arg-type]
+        Started().restarts.after(Query())  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("text", [LATE, TIMED_OUT])
+def test_a_query_whose_worker_came_too_late_is_started_again(text: str, caplog: pytest.LogCaptureFixture) -> None:
+    started = Started(Query(text), Query(text), Query(text), Query())
+    started.run()
+    assert started.queries == [] and len(started.waits) == 3
+    assert started.waits[0] < started.waits[2] and "as on a busy machine" in caplog.text
+
+
+def test_that_workers_come_too_late_again_and_again_ends_the_job_unless_something_was_stored_in_between() -> None:
+    started = Started(*(Query(LATE) for _ in range(TRIES_MAX + 1)))
+    with pytest.raises(PipelineError, match="failed to connect back"):
+        started.run()
+    assert len(started.queries) == 1
+    started = Started(*(Query(LATE, rows=number % 5 == 0) for number in range(3 * TRIES_MAX)), Query())
+    started.run()
+    assert started.queries == []
+
+
+def test_a_call_is_tried_again_until_its_worker_comes_in_time_or_a_stop() -> None:
+    waits: list[float] = []
+    failures = [Exception(LATE), Exception(LATE)]
+
+    def call() -> None:
+        if failures:
+            raise failures.pop()
+
+    Tries(waits.append).call(call, lambda: False)
+    assert len(waits) == 2
+    failures.append(Exception(LATE))
+    with pytest.raises(Exception, match="connect back"):
+        Tries(waits.append).call(call, lambda: True)
+    assert len(waits) == 2
+
+
+@pytest.mark.parametrize("said", ["No space left on device", "Disk quota exceeded"])
+def test_a_full_disk_of_the_checkpoint_is_told_with_its_folder_and_what_to_do(said: str) -> None:
+    with pytest.raises(PipelineError, match=r"/var/checkpoint.* is full: make room and start the job again"):
+        Started(Query(f"x\nCaused by: java.io.IOException: {said}")).run()
 
 
 class LookingQuery:

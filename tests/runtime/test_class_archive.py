@@ -9,7 +9,7 @@ import pytest
 
 from pipeline.core.errors import ConfigError
 from pipeline.runtime import class_archive
-from pipeline.runtime.class_archive import ARCHIVE, archive_environ, archive_made_beside, make_archive
+from pipeline.runtime.class_archive import ARCHIVE, MAKE, archive_environ, archive_made_beside, make_archive
 from pipeline.runtime.java import VECTOR_MODULE, Java, find_java, prepare_java_home
 from pipeline.runtime.process import wait_until
 from pipeline.runtime.submit import ROOT, spark_environ
@@ -101,7 +101,7 @@ def wait_for_processes(folder: Path, wanted: bool) -> list[psutil.Process]:
 
 
 def test_a_job_that_ends_takes_the_making_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in (spark_environ(os.environ) | {ARCHIVE: str(tmp_path / "spark-1.jsa")}).items():
+    for name, value in (spark_environ(os.environ) | {ARCHIVE: str(tmp_path / "spark-1.jsa"), MAKE: "1"}).items():
         monkeypatch.setenv(name, value)
     with archive_made_beside(ROOT):
         found = wait_for_processes(tmp_path, True)
@@ -110,6 +110,15 @@ def test_a_job_that_ends_takes_the_making_with_it(tmp_path: Path, monkeypatch: p
         assert not make_archive(os.environ, ROOT), "two make it at once"
     assert wait_for_processes(tmp_path, False) == []
     assert not (tmp_path / "spark-1.jsa").exists()
+
+
+def test_a_job_that_is_started_by_itself_makes_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(ARCHIVE, str(tmp_path / "spark-1.jsa"))
+    monkeypatch.delenv(MAKE, raising=False)
+    monkeypatch.setattr(class_archive, "make_archive", lambda *arguments: pytest.fail("it is made"))
+    monkeypatch.setattr(class_archive, "Thread", lambda **options: pytest.fail("it is made"))
+    with archive_made_beside(ROOT):
+        assert list(tmp_path.iterdir()) == []
 
 
 def test_one_that_is_there_is_not_made_again(tmp_path: Path) -> None:
