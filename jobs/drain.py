@@ -38,9 +38,11 @@ from pipeline.drain.stats import FailoverLog, Heartbeat, Totals
 from pipeline.sinks import DELIVERING
 from pipeline.store.connection import connect
 from pipeline.store.heartbeats import write_loop
+from pipeline.store.ids import forget_ids
 from pipeline.store.keys import Keys
 from pipeline.store.namespace import adopt_topic_settings, current_topic_settings
 from pipeline.store.replication import FailoverWatch
+from pipeline.store.scripts import Scripts
 from pipeline.store.shards import open_shards
 from pipeline.store.stats import read_forecast
 from pipeline.store.topics import Topics
@@ -174,12 +176,12 @@ def main(arguments: list[str], stop: Stop) -> int:
         stack.callback(lambda: log.info("%s", summary(totals)))
         heartbeat = Heartbeat(partial(write_loop, side_client, shards[0]), totals, clock, loop_id)
         stack.callback(heartbeat.publish, has_ended=True)
-        side_stores = open_shards(side_client, redis_settings)
+        scripts = Scripts()
         reclaimers = [
             Reclaimer(store.reclaim, partial(notify_loops, side_client, [keys]), totals)
-            for store, keys in zip(side_stores, shards, strict=True)
+            for store, keys in zip(open_shards(side_client, redis_settings, scripts=scripts), shards, strict=True)
         ]
-        forgetter = Forgetter([store.forget_ids for store in side_stores], clock)
+        forgetter = Forgetter([partial(forget_ids, side_client, keys, scripts) for keys in shards], clock)
         of_topic = partial(current_topic_settings, side_client, settings)
         trimmer = Trimmer(Topics(side_client, shards), shards, of_topic, clock)
         # A reclaimer has a thread for itself, as the others would wait for a shard that is away.

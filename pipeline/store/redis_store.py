@@ -21,7 +21,6 @@ CLAIM_TRIES = (
     8  # how often the oldest bucket may change, or a target be missing, before the loop looks after other things
 )
 RECLAIM_LIMIT = 16  # claims a call; each is at most claim_limit messages
-FORGET_LIMIT = 1_000  # idempotency keys a call
 PAGE = 1_000  # fields a round trip
 
 T = TypeVar("T")
@@ -232,13 +231,6 @@ class RedisStore:
                 continue
             given_back += self._release(token.decode(), int(start), "", 0, 0)
         return given_back
-
-    def forget_ids(self) -> bool:
-        """Forget idempotency keys whose time is over, ``FORGET_LIMIT`` at most; says whether there may be more of them. Atomic."""
-        keys = self._keys
-        return bool(
-            self._evaluate("forget_ids", [keys.ids(), keys.cancelled()], [FORGET_LIMIT, self._now()]) == FORGET_LIMIT
-        )
 
     def marked_parts(self, source_id: str) -> Iterator[tuple[str, int]]:
         """Walk the parts that have a marker, a page at a time, each with when the marker moved last (epoch ms)."""

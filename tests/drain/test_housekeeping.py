@@ -1,5 +1,6 @@
 """What is done beside the deliveries: correct, one thing at a time, and in nobody's way."""
 
+from functools import partial
 from math import inf
 from typing import Any
 
@@ -17,8 +18,9 @@ from pipeline.drain.housekeeping import (
 )
 from pipeline.drain.stats import Totals
 from pipeline.store.connection import connect
+from pipeline.store.ids import FORGET_LIMIT, forget_ids
 from pipeline.store.keys import Keys
-from pipeline.store.redis_store import FORGET_LIMIT, RedisStore
+from pipeline.store.scripts import Scripts
 from pipeline.store.topics import RESUME_LIMIT, Topics
 from tests.clock import ManualClock
 from tests.drain.test_loop import START_MS
@@ -190,8 +192,7 @@ def test_ids_are_forgotten_after_their_time_though_no_message_with_one_comes(ser
     for number, key in enumerate((KEYS.ids(), KEYS.cancelled()), start=1):
         over = {f"over-{each}": START_MS - each for each in range(number * FORGET_LIMIT)}
         client.zadd(key, {**over, "known": START_MS + 1_000})
-    store = RedisStore(client, KEYS, now_ms=clock.wall_ms)
-    forgetter = Forgetter([store.forget_ids], clock)
+    forgetter = Forgetter([partial(forget_ids, client, KEYS, Scripts(), clock.wall_ms)], clock)
 
     def left() -> tuple[float, int, int]:
         return forgetter.step(), client.zcard(KEYS.ids()), client.zcard(KEYS.cancelled())
@@ -214,5 +215,5 @@ def test_a_shard_that_is_away_keeps_no_other_from_forgetting(server: RealServer)
     def away() -> bool:
         raise StoreUnavailable("away")
 
-    Forgetter([away, RedisStore(client, KEYS).forget_ids], clock).step()
+    Forgetter([away, partial(forget_ids, client, KEYS, Scripts())], clock).step()
     assert not client.exists(KEYS.ids())
