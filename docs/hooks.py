@@ -67,7 +67,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     made = {
         "reference/settings.md": _settings(),
         "reference/http.md": _http(),
-        "reference/openapi.json": json.dumps(contract(is_read_only=False), indent=1),
+        "reference/openapi.json": json.dumps(contract(is_read_only=False, takes_tokens=True), indent=1),
         "reference/metrics.md": _metrics(),
         "adr/index.md": _decisions(),
     }
@@ -165,7 +165,7 @@ def _helps() -> str:
 
 
 def _http() -> str:
-    document = contract(is_read_only=False)
+    document = contract(is_read_only=False, takes_tokens=True)
     page = [
         "# HTTP routes",
         "",

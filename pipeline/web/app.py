@@ -46,6 +46,8 @@ OPERATIONS: Final[Mapping[str, Mapping[str, Operation]]] = {
     "/v1/cancellations": {"POST": Operation(messages.cancel_many, "schedule", changes=True)},
     "/v1/load": {"GET": Operation(probes.load, "read")},
     "/v1/status": {"GET": Operation(probes.status, "read")},
+    "/messages": {"POST": Operation(messages.schedule, "schedule", changes=True)},
+    "/status": {"GET": Operation(probes.status, "read")},
     "/v1/topics": {"GET": Operation(topics.list_page, "read")},
     "/v1/topics/{topic}": {"GET": Operation(topics.look, "read")},
     "/v1/topics/{topic}/pause": {
@@ -124,7 +126,7 @@ class _Resource:
         call = exchange.call
         call.path = scope["path_params"]
         self._app.access.check_source(call.headers)
-        operation = _operation_of(self.operations, call.method)
+        operation = _operation_of(self.operations, call.method, [*self.operations])
         if operation.right is not None:
             exchange.caller = self._app.access.check_caller(call.headers, operation.right, call.address).name
         exchange.response = await operation.handler(self._app.api, call)
@@ -137,13 +139,14 @@ class _Page:
         self._site = app.site
         self._template = template
         self.operations = operations
+        self.allowed = [*operations]
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         site, exchange = self._site, scope["duetime"]
         exchange.route, exchange.is_page = self._template, True
         call = exchange.call
         call.path = scope["path_params"]
-        page = _operation_of(self.operations, call.method)
+        page = _operation_of(self.operations, call.method, self.allowed)
         if not site.access.check_visit(call.headers, changes=call.method not in ("GET", "HEAD")):
             exchange.response = site.again(call)
             return
@@ -158,19 +161,36 @@ class _Page:
         exchange.response = await page.handler(site, call, visitor)
 
 
+class _Shared:
+    """A path of a page, of which some methods belong to the API."""
+
+    def __init__(self, resource: _Resource, page: _Page) -> None:
+        self._resource = resource
+        self._page = page
+        page.allowed = [*page.operations, *resource.operations]
+        self.operations: Mapping[str, Operation | Page] = {**page.operations, **resource.operations}
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        method = scope["duetime"].call.method
+        if method in self._resource.operations:
+            await self._resource(scope, receive, send)
+            return
+        await self._page(scope, receive, send)
+
+
 AnyOperation = TypeVar("AnyOperation", Operation, Page)
 
 
-def _operation_of(operations: Mapping[str, AnyOperation], method: str) -> AnyOperation:
-    """Return what a method does.
+def _operation_of(operations: Mapping[str, AnyOperation], method: str, allowed: Sequence[str]) -> AnyOperation:
+    """Return what a method does; ``allowed`` are those of the path.
 
     Raises:
         Problem: ``wrong_method``.
     """
     operation = operations.get("GET" if method == "HEAD" else method)
     if operation is None:
-        allowed = {"Allow": ", ".join(operations)}
-        raise Problem("wrong_method", f"It takes {allowed['Allow']}.", headers=allowed, closes=True)
+        methods = ", ".join([*allowed, "HEAD"] if "GET" in allowed else allowed)
+        raise Problem("wrong_method", f"It takes {methods}.", headers={"Allow": methods}, closes=True)
     return operation
 
 
@@ -204,7 +224,10 @@ class App:
         endpoints: dict[str, Any] = {
             template: _Resource(self, template, allowed(each)) for template, each in OPERATIONS.items()
         }
-        endpoints |= {template: _Page(self, template, allowed(each)) for template, each in PAGES.items()}
+        for template, each in PAGES.items():
+            page = _Page(self, template, allowed(each))
+            also = endpoints.get(template)
+            endpoints[template] = _Shared(also, page) if also and also.operations else page
         return [Route(template, endpoint) for template, endpoint in endpoints.items() if endpoint.operations]
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
@@ -223,7 +246,9 @@ class App:
             return
         except Exception as exc:
             problem = self._problem_of(exc, exchange)
-            exchange.response = self._page_of(problem, exchange) if exchange.is_page else problem_answer(problem)
+            exchange.response = (
+                self._page_of(problem, exchange) if exchange.is_page and call.wants_page else problem_answer(problem)
+            )
         response = exchange.response
         assert response is not None
         response.headers["X-Request-Id"] = call.request_id

@@ -18,11 +18,13 @@ from pipeline.core.messages import Reason
 from pipeline.web.problems import Problem
 
 JSON: Final = b"application/json"
+MERGE_PATCH: Final = b"application/merge-patch+json"
 LINES: Final = b"application/x-ndjson"
 FORM: Final = b"application/x-www-form-urlencoded"
 SMALL_BODY_BYTES_MAX: Final = 256 * 1024  # of a body that is neither a message nor a batch
 FORM_BYTES_MAX: Final = 2 * 1024 * 1024  # a message of 256 KiB has three times as many, and its headers come along
 PARAMETERS_MAX: Final = 50
+TIME_LENGTH_MAX: Final = 100
 _REQUEST_ID: Final = re.compile(r"[A-Za-z0-9._-]{1,64}")
 ALWAYS: Final = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
 
@@ -82,6 +84,12 @@ class Call:
         self._reading.bytes -= self.held
         self.held = 0
 
+    @property
+    def wants_page(self) -> bool:
+        """Say whether an error is shown as a page: a program that asks for JSON gets problem details."""
+        accept = self.headers.get(b"accept", b"")
+        return b"json" not in accept or b"text/html" in accept
+
     def header(self, name: bytes) -> str:
         """Return the text of a header, "" if it is not there."""
         return self.headers.get(name, b"").decode("latin-1").strip()
@@ -101,7 +109,12 @@ class Call:
         return ""
 
     async def body(
-        self, content_type: bytes, limit: int, too_long: str = "body_too_long", packed: bool = False
+        self,
+        content_type: bytes,
+        limit: int,
+        too_long: str = "body_too_long",
+        packed: bool = False,
+        also: Sequence[bytes] = (),
     ) -> bytes:
         """Read the body.
 
@@ -112,12 +125,14 @@ class Call:
 
             packed: whether it may have a content coding, which is left to the caller.
 
+            also: further content types that are taken.
+
         Raises:
             Problem: it has another type, is too long, or too slow.
             ClientGone: it ended early.
         """
         given = self.headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
-        if given != content_type:
+        if given != content_type and given not in also:
             raise Problem("wrong_content_type", f"Send Content-Type: {content_type.decode()}.", closes=True)
         coding = self.headers.get(b"content-encoding", b"identity").strip().lower()
         if coding not in ((b"identity", b"gzip") if packed else (b"identity",)):
@@ -154,16 +169,16 @@ class Call:
     def _too_long(self, word: str, limit: int) -> Problem:
         return Problem(word, f"At most {limit} bytes are allowed.", closes=True)
 
-    async def fields(self, *names: str) -> dict[str, Any]:
+    async def fields(self, *names: str, also: Sequence[bytes] = ()) -> dict[str, Any]:
         """Read the body as a JSON object with some of these fields.
 
         Raises:
             Problem: it is something else.
             ClientGone: it ended early.
         """
-        body = await self.body(JSON, SMALL_BODY_BYTES_MAX)
+        body = await self.body(JSON, SMALL_BODY_BYTES_MAX, also=also)
         try:
-            found = json.loads(body)
+            found = json.loads(body, object_pairs_hook=_object_of)
         except (ValueError, RecursionError) as exc:
             raise Problem(Reason.NOT_JSON, "The body is not JSON.") from exc
         if not isinstance(found, dict):
@@ -195,6 +210,14 @@ class Call:
             Problem: it has others, or one of them twice.
         """
         return _parameters(self._query, names, "latin-1")
+
+
+def _object_of(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        twice = next(name for name in found if [each for each, _ in pairs].count(name) > 1)
+        raise Problem(Reason.DUPLICATE_KEY, f"The field {twice[:80]!r} is there twice.")
+    return found
 
 
 def _parameters(encoded: bytes, names: Sequence[str], encoding: str) -> "Parameters":
@@ -241,8 +264,19 @@ class Parameters:
         text = self._given.get(name)
         if text is None:
             return default
+        if len(text) > TIME_LENGTH_MAX:
+            raise Problem(
+                "bad_parameter", f"The parameter {name} takes a time of at most {TIME_LENGTH_MAX} characters."
+            )
         value = int(text) if text.isascii() and text.isdigit() else text
         return self._read(name, lambda: due_ms_of(value))
+
+    def span_ms(self, default: tuple[int, int]) -> tuple[int, int]:
+        """Return the times ``from`` and ``to``."""
+        from_ms, to_ms = self.time_ms("from", default[0]), self.time_ms("to", default[1])
+        if from_ms > to_ms:
+            raise Problem("bad_parameter", "The time from lies behind the time to.")
+        return from_ms, to_ms
 
     def topic(self, name: str) -> str:
         """Return the name of a topic, "" if it is not given."""

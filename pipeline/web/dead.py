@@ -148,8 +148,9 @@ async def _answer_change(api: Api, call: Call, done: str, act: Act) -> Response:
     """Do something to the letters that the body names, or to those that its filter takes."""
     call.parameters()
     fields = await call.fields("names", *FILTERS, "all", "expect")
+    is_expected = "expect" in fields
     expected = fields.pop("expect", None)
-    if expected is not None and (type(expected) is not int or not 0 <= expected <= SCANNED_MAX):
+    if is_expected and (type(expected) is not int or not 0 <= expected <= SCANNED_MAX):
         raise Problem("bad_parameter", f"The field expect takes 0 to {SCANNED_MAX}.")
     names, filter_ = _chosen(fields)
     number, has_more = await change(api, names, filter_, expected, act)
@@ -203,11 +204,12 @@ async def change(
 
 def _chosen(fields: dict[str, Any]) -> tuple[list[str], Filter | None]:
     """Return the names of letters, or else a filter."""
+    has_names = "names" in fields
     names = fields.pop("names", None)
     takes_all = fields.pop("all", False)
     if not isinstance(takes_all, bool) or not all(isinstance(value, str) for value in fields.values()):
         raise Problem("bad_parameter", "The fields of a filter are strings, and all is true or false.")
-    if names is not None:
+    if has_names:
         if fields or takes_all:
             raise Problem("bad_parameter", "Give names or a filter, not both.")
         if not isinstance(names, list) or len(names) > NAMES_MAX or not all(isinstance(name, str) for name in names):

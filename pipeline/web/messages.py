@@ -16,7 +16,7 @@ from pipeline.ingest.usual_lines import USUAL_LINE_BYTES_MAX
 from pipeline.store.listing import ScheduledMessage, list_scheduled
 from pipeline.store.places import handle_of
 from pipeline.web.api import Api
-from pipeline.web.call import JSON, Call, Parameters, answer
+from pipeline.web.call import JSON, MERGE_PATCH, Call, Parameters, answer
 from pipeline.web.lines import judge
 from pipeline.web.problems import Problem
 
@@ -184,7 +184,7 @@ async def move(api: Api, call: Call) -> Response:
     """Give a message another due time."""
     call.parameters()
     name = _name(call)
-    fields = await call.fields("delay_sec", "countdown", "due")
+    fields = await call.fields("delay_sec", "countdown", "due", also=[MERGE_PATCH])
     judged = validate_request({"message": "-", **fields}, api.clock.wall_ms())
     if isinstance(judged, Rejection):
         raise Problem.of(judged)
@@ -225,7 +225,7 @@ async def cancel_many(api: Api, call: Call) -> Response:
 async def list_page(api: Api, call: Call) -> Response:
     """Return scheduled messages in order of due time, and a cursor if there may be more."""
     given = call.parameters("from", "to", "topic", "limit", "cursor")
-    from_ms, until_ms = given.time_ms("from", 0), given.time_ms("to", DUE_MS_MAX)
+    from_ms, until_ms = given.span_ms((0, DUE_MS_MAX))
     topic, limit = given.topic("topic"), given.number("limit", PAGE, 1, PAGE_MAX)
     after = read_cursor(given)
     found, last = await api.ask(lambda: read_page(api, from_ms, until_ms, topic, limit, after))

@@ -4,120 +4,27 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from pipeline import __version__
-from pipeline.client import State
-from pipeline.core.dead import DeadReason
-from pipeline.core.due import DELAY_SEC_MAX
-from pipeline.core.messages import Reason
-from pipeline.core.validation import ID_PATTERN, TOPIC_PATTERN
+from pipeline.core.validation import ID_PATTERN
 from pipeline.web.problems import WORDS
-
-Schema = dict[str, Any]
-
-_TEXT: Final[Schema] = {"type": "string"}
-_COUNT: Final[Schema] = {"type": "integer", "minimum": 0}
-_FLAG: Final[Schema] = {"type": "string", "enum": ["0", "1"]}
-_MS: Final[Schema] = {"type": "integer", "description": "Epoch milliseconds, UTC."}
-_TIME: Final[Schema] = {"type": "string", "description": "ISO 8601 with a zone, or epoch milliseconds."}
-_TOPIC: Final[Schema] = {"type": "string", "pattern": f"^{TOPIC_PATTERN}$"}
-_HEADERS: Final[Schema] = {"type": "object", "additionalProperties": _TEXT}
-_STATE: Final[Schema] = {"type": "string", "enum": [*State]}
-_ANY: Final[Schema] = {"type": "object"}
-
-
-def _object(required: Mapping[str, Schema], **optional: Schema) -> Schema:
-    return {"type": "object", "properties": {**required, **optional}, "required": [*required]}
-
-
-def _list(items: Schema) -> Schema:
-    return {"type": "array", "items": items}
-
-
-def _ref(name: str) -> Schema:
-    return {"$ref": f"#/components/schemas/{name}"}
-
-
-_WHEN: Final[Mapping[str, Schema]] = {
-    "delay_sec": {"type": "number", "minimum": 0, "maximum": DELAY_SEC_MAX},
-    "countdown": {"type": "number", "minimum": 0, "maximum": DELAY_SEC_MAX},
-    "due": {"type": ["string", "integer"], "description": "ISO 8601 with a zone, or epoch milliseconds."},
-}
-_DUE: Final[Mapping[str, Schema]] = {
-    "scheduled_for": {"type": "number", "description": "When it is due, epoch seconds."},
-    "due": {"type": "string", "description": "When it is due, ISO 8601 in UTC."},
-    "due_ms": {"type": "integer", "description": "When it is due, epoch milliseconds."},
-}
-_DEAD_FILTER: Final[Mapping[str, Schema]] = {
-    "topic": _TOPIC,
-    "group": _TEXT,
-    "reason": {"type": "string", "description": f"{', '.join(DeadReason)}"},
-    "older_than": {"type": "string", "description": "An age such as 15m, 2h or 7d."},
-}
-_COUNTS: Final = (
-    *("scheduled", "held", "in_flight", "late", "dead", "delivered", "rejected", "stored", "duplicates"),
-    *("reclaimed", "late_acks"),
-)
-
-SCHEMAS: Final[Mapping[str, Schema]] = {
-    "Request": _object(
-        {"message": {"type": "string", "minLength": 1, "description": "What is delivered, at most 256 KiB."}},
-        **_WHEN,
-        id={"type": "string", "pattern": f"^{ID_PATTERN}$", "description": "Your idempotency key."},
-        topic=_TOPIC,
-        headers=_HEADERS,
-    )
-    | {"additionalProperties": False, "description": "Give exactly one of delay_sec, countdown and due."},
-    "Receipt": _object({"id": _TEXT, "topic": _TOPIC, "state": _STATE}, **_DUE, known={"const": True}),
-    "Message": _object({"id": _TEXT, "state": _STATE}, topic=_TEXT, **_DUE, message=_TEXT, headers=_HEADERS),
-    "Problem": _object(
-        {
-            "type": _TEXT,
-            "title": _TEXT,
-            "status": {"type": "integer"},
-            "reason": {"type": "string", "enum": [*Reason, *WORDS]},
-            "detail": _TEXT,
-        }
-    )
-    | {"description": "RFC 9457. What a reason means is at its type."},
-    "Rejected": _object({"line": {"type": "integer", "minimum": 1}, "reason": {"enum": [*Reason]}, "detail": _TEXT}),
-    "Page": _object({"messages": _list(_ref("Message"))}, cursor=_TEXT),
-    "Stored": _object(
-        {"stored": _COUNT, "known": _COUNT, "rejected": _list(_ref("Rejected"))},
-        cancelled=_COUNT,
-        replaced=_COUNT,
-        late=_COUNT,
-        ids=_list({"type": ["string", "null"]}),
-    ),
-    "States": _object({"states": {"type": "object", "additionalProperties": _STATE}}),
-    "Load": _object(
-        {
-            "now_ms": _MS,
-            "past": _COUNT,
-            "held": _COUNT,
-            "ahead": _list(_object({"from": _TEXT, "from_ms": _MS, "messages": _COUNT})),
-        }
-    ),
-    "Status": _object(
-        {"verdict": _TEXT, "now_ms": _MS, **dict.fromkeys(_COUNTS, _COUNT), "ingest": _list(_ANY), "drain": _ANY}
-    ),
-    "Topic": _object(
-        {
-            "name": _TEXT,
-            "in_stream": _COUNT,
-            "held": _COUNT,
-            "dead": _COUNT,
-            "paused_ms": {"type": ["integer", "null"]},
-        },
-        groups=_list(_ANY),
-        settings=_ANY,
-    ),
-    "Topics": _object({"topics": _list(_ref("Topic"))}, cursor=_TEXT),
-    "Letter": _object(
-        {"name": _TEXT, "id": _TEXT, "topic": _TEXT, "message": _TEXT, "reason": _TEXT, "detail": _TEXT, "died_ms": _MS}
-    ),
-    "Letters": _object({"letters": _list(_ref("Letter"))}, cursor=_TEXT),
-    "Ready": _object({"ready": {"const": True}, "stored_means": _TEXT}),
-    "Alive": _object({"alive": {"const": True}}),
-}
+from pipeline.web.schemas import (
+    CHANGED,
+    COUNT_QUERY,
+    DEAD_BODY,
+    DEAD_FILTER,
+    FLAG,
+    MOVE_BODY,
+    NAME,
+    SCHEMAS,
+    TEXT,
+    TIME,
+    TOPIC,
+    TOPIC_OR_NONE,
+    VERSIONS,
+    Schema,
+    list_of,
+    object_of,
+    ref,
+)  # fmt: skip
 
 
 def _content(media_type: str, schema: Schema, example: Any = None) -> Schema:
@@ -157,19 +64,19 @@ def _operation(
     responses: Schema = {
         str(status): {
             "description": summary,
-            "content": _content(text or "application/json", _ref(name) if name else _TEXT),
+            "content": _content(text or "application/json", ref(name) if name else TEXT),
         }
         for status, name in answers.items()
     }
     for status in sorted({*problems, *usual, 421}):
         said = "; ".join(title for known, title in WORDS.values() if known == status)
-        content = _content("application/problem+json", _ref("Problem"))
+        content = _content("application/problem+json", ref("Problem"))
         responses[str(status)] = {"description": said, "content": content}
     parameters = [_parameter(name, schema) for name, schema in (query or {}).items()]
     parameters += (
         [_parameter("Idempotency-Key", {"type": "string", "pattern": f"^{ID_PATTERN}$"}, "header")] if key else []
     )
-    parameters += [_parameter("If-Match", _TEXT, "header")] if match else []
+    parameters += [_parameter("If-Match", VERSIONS, "header")] if match else []
     described: Schema = {"summary": summary, "responses": responses, "parameters": parameters}
     if body is not None:
         described["requestBody"] = {"required": True, "content": body}
@@ -182,40 +89,46 @@ def _json_body(schema: Schema, example: Any) -> Schema:
     return _content("application/json", schema, example)
 
 
-_DEAD_BODY: Final = _object(
-    {}, names=_list(_TEXT), **_DEAD_FILTER, all={"type": "boolean"}, expect={"type": "integer", "minimum": 0}
-)
-_PAGING: Final = {"limit": {"type": "integer", "minimum": 1, "maximum": 500}, "cursor": _TEXT}
+_PAGING: Final = {"limit": {"type": "integer", "minimum": 1, "maximum": 500}, "cursor": TEXT}
+_PLACE: Final = {"type": "string", "pattern": "^([0-9]{1,15}~[0-9A-Za-z_-]{22})?$"}
+MERGE_PATCH: Final = "application/merge-patch+json"
 _REQUEST_EXAMPLE: Final = {"message": "Your trial ends tomorrow", "delay_sec": 3600, "id": "trial-42", "topic": "mail"}
 _BATCH_EXAMPLE: Final = '{"message": "one", "delay_sec": 60}\n{"message": "two", "delay_sec": 61}\n'
 _TOO_LATE: Final = (404, 409, 412, 422)
 
+_SCHEDULE: Final = _operation(
+    "Schedule a message; 201 says that it is stored, 200 that its id was known.",
+    {201: "Receipt", 200: "Receipt"},
+    (408, 409, 413, 415, 422),
+    right="schedule",
+    body=_json_body(ref("Request"), _REQUEST_EXAMPLE),
+    key=True,
+)
 PATHS: Final[Mapping[str, Mapping[str, Schema]]] = {
+    "/messages": {"post": _SCHEDULE},
     "/v1/messages": {
-        "post": _operation(
-            "Schedule a message; 201 says that it is stored, 200 that its id was known.",
-            {201: "Receipt", 200: "Receipt"},
-            (408, 409, 413, 415, 422),
-            right="schedule",
-            body=_json_body(_ref("Request"), _REQUEST_EXAMPLE),
-            key=True,
-        ),
+        "post": _SCHEDULE,
         "get": _operation(
             "List what is scheduled, in order of due time.",
             {200: "Page"},
             (422,),
             right="read",
-            query={"from": _TIME, "to": _TIME, "topic": _TOPIC, **_PAGING},
+            query={"from": TIME, "to": TIME, "topic": TOPIC_OR_NONE, **_PAGING, "cursor": _PLACE},
         ),
     },
     "/v1/messages/{id}": {
-        "get": _operation("Return a message by its id or handle.", {200: "Message"}, (404, 422), right="read"),
+        "get": _operation(
+            "Return the state of an id or handle, also cancelled or delivered; the message while it waits.",
+            {200: "Message"},
+            (404, 422),
+            right="read",
+        ),
         "put": _operation(
             "Replace the message of an id, or store the first one, also after a cancellation.",
             {201: "Message", 200: "Message"},
             (408, 409, 412, 413, 415, 422),
             right="schedule",
-            body=_json_body(_ref("Request"), {"message": "Your trial ends today", "delay_sec": 60}),
+            body=_json_body(ref("Request"), {"message": "Your trial ends today", "delay_sec": 60}),
             match=True,
         ),
         "delete": _operation("Cancel a message.", {200: "Message"}, _TOO_LATE, right="schedule", match=True),
@@ -224,7 +137,10 @@ PATHS: Final[Mapping[str, Mapping[str, Schema]]] = {
             {200: "Message"},
             (*_TOO_LATE, 408, 413, 415),
             right="schedule",
-            body=_json_body(_object({}, **_WHEN), {"delay_sec": 7200}),
+            body={
+                each: {"schema": MOVE_BODY, "example": {"delay_sec": 7200}}
+                for each in ("application/json", MERGE_PATCH)
+            },
             match=True,
         ),
     },
@@ -234,8 +150,8 @@ PATHS: Final[Mapping[str, Mapping[str, Schema]]] = {
             {200: "Stored"},
             (408, 413, 415, 422),
             right="schedule",
-            query={"strict": _FLAG, "ids": _FLAG},
-            body=_content("application/x-ndjson", _TEXT, _BATCH_EXAMPLE),
+            query={"strict": FLAG, "ids": FLAG},
+            body=_content("application/x-ndjson", TEXT, _BATCH_EXAMPLE),
             key=True,
         )
     },
@@ -245,7 +161,11 @@ PATHS: Final[Mapping[str, Mapping[str, Schema]]] = {
             {200: "States"},
             (408, 413, 415, 422),
             right="schedule",
-            body=_json_body(_object({"ids": _list(_TEXT)}), {"ids": ["trial-42"]}),
+            body=_json_body(
+                object_of({"ids": list_of(NAME) | {"minItems": 1, "maxItems": 1_000}})
+                | {"additionalProperties": False},
+                {"ids": ["trial-42"]},
+            ),
         )
     },
     "/v1/load": {
@@ -254,7 +174,7 @@ PATHS: Final[Mapping[str, Mapping[str, Schema]]] = {
             {200: "Load"},
             (422,),
             right="read",
-            query={"hours": _COUNT},
+            query={"hours": COUNT_QUERY},
         )
     },
     "/v1/status": {"get": _operation("Say whether all is well.", {200: "Status"}, (422,), right="read")},
@@ -266,7 +186,7 @@ PATHS: Final[Mapping[str, Mapping[str, Schema]]] = {
     },
     "/v1/dead": {
         "get": _operation(
-            "List dead letters.", {200: "Letters"}, (422,), right="read", query={**_DEAD_FILTER, **_PAGING}
+            "List dead letters.", {200: "Letters"}, (422,), right="read", query={**DEAD_FILTER, **_PAGING}
         )
     },
     **{
@@ -276,10 +196,13 @@ PATHS: Final[Mapping[str, Mapping[str, Schema]]] = {
                 {200: "Changed"},
                 (408, 412, 413, 415, 422),
                 right="operate",
-                body=_json_body(_DEAD_BODY, {"topic": "mail", "older_than": "7d"}),
+                body=_json_body(DEAD_BODY, {"topic": "mail", "older_than": "7d"}),
             )
         }
         for verb, summary in (("redrive", "Schedule dead letters again."), ("purge", "Drop dead letters."))
+    },
+    "/status": {
+        "get": _operation("Say whether all is well, as /v1/status does.", {200: "Status"}, (422,), right="read")
     },
     "/livez": {"get": _operation("Say that the process answers.", {200: "Alive"})},
     "/readyz": {"get": _operation("Say whether Redis answers, and what stored means.", {200: "Ready"}, (503,))},
@@ -289,21 +212,82 @@ PATHS: Final[Mapping[str, Mapping[str, Schema]]] = {
 }
 
 
-def contract(is_read_only: bool) -> Schema:
+# The name of each operation, which generated clients call it by, and the part of the API that it belongs to.
+NAMES: Final[Mapping[tuple[str, str], tuple[str, str]]] = {
+    ("/messages", "post"): ("scheduleMessageByShortPath", "messages"),
+    ("/v1/messages", "post"): ("scheduleMessage", "messages"),
+    ("/v1/messages", "get"): ("listMessages", "messages"),
+    ("/v1/messages/{id}", "get"): ("getMessage", "messages"),
+    ("/v1/messages/{id}", "put"): ("replaceMessage", "messages"),
+    ("/v1/messages/{id}", "delete"): ("cancelMessage", "messages"),
+    ("/v1/messages/{id}", "patch"): ("moveMessage", "messages"),
+    ("/v1/batches", "post"): ("storeBatch", "messages"),
+    ("/v1/cancellations", "post"): ("cancelMessages", "messages"),
+    ("/v1/load", "get"): ("getLoad", "status"),
+    ("/v1/status", "get"): ("getStatus", "status"),
+    ("/status", "get"): ("getStatusByShortPath", "status"),
+    ("/v1/topics", "get"): ("listTopics", "topics"),
+    ("/v1/topics/{topic}", "get"): ("getTopic", "topics"),
+    ("/v1/topics/{topic}/pause", "put"): ("pauseTopic", "topics"),
+    ("/v1/topics/{topic}/pause", "delete"): ("resumeTopic", "topics"),
+    ("/v1/dead", "get"): ("listDeadLetters", "dead letters"),
+    ("/v1/dead/redrive", "post"): ("redriveDeadLetters", "dead letters"),
+    ("/v1/dead/purge", "post"): ("purgeDeadLetters", "dead letters"),
+    ("/livez", "get"): ("isAlive", "status"),
+    ("/readyz", "get"): ("isReady", "status"),
+    ("/metrics", "get"): ("getMetrics", "status"),
+    ("/openapi.json", "get"): ("getContract", "documents"),
+    ("/problems/{word}", "get"): ("explainReason", "documents"),
+}
+TAGS: Final = {
+    "messages": "Schedule, find, replace, move and cancel.",
+    "topics": "What topics hold; pause and resume.",
+    "dead letters": "Messages that were given up.",
+    "status": "Whether all is well.",
+    "documents": "What describes the API.",
+}
+
+
+def contract(is_read_only: bool, takes_tokens: bool, url: str = "/") -> Schema:
     """Return the document; of an API that is read-only without what changes something."""
     paths: Schema = {}
     for path, operations in PATHS.items():
-        kept = {method: each for method, each in operations.items() if method == "get" or not is_read_only}
+        kept = {
+            method: _named(path, method, each, takes_tokens)
+            for method, each in operations.items()
+            if method == "get" or not is_read_only
+        }
         if kept:
             names = [part[1:-1] for part in path.split("/") if part.startswith("{")]
-            paths[path] = kept | ({"parameters": [_parameter(name, _TEXT, "path") for name in names]} if names else {})
-    changed = _object({"has_more": {"type": "boolean"}}, redriven=_COUNT, purged=_COUNT)
+            places = [_parameter(name, TOPIC if name == "topic" else TEXT, "path") for name in names]
+            paths[path] = kept | ({"parameters": places} if places else {})
+    components: Schema = {"schemas": {**SCHEMAS, "Changed": CHANGED, "Document": {"type": "object"}}}
+    if takes_tokens:
+        components["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer"}}
     return {
         "openapi": "3.1.0",
-        "info": {"title": "Duetime", "version": __version__, "summary": "Messages at a future time."},
-        "paths": paths,
-        "components": {
-            "schemas": {**SCHEMAS, "Changed": changed, "Document": _ANY},
-            "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}},
+        "info": {
+            "title": "Duetime",
+            "version": __version__,
+            "summary": "Messages at a future time.",
+            "description": "Schedules messages, which are delivered when they are due. Errors are problem details (RFC 9457).",
+            "license": {"name": "Apache License 2.0", "identifier": "Apache-2.0"},
+            "contact": {"name": "whoever runs this server"},
         },
+        "servers": [{"url": url}],
+        "tags": [{"name": name, "description": said} for name, said in TAGS.items()],
+        "paths": paths,
+        "components": components,
     }
+
+
+def _named(path: str, method: str, operation: Schema, takes_tokens: bool) -> Schema:
+    """Return an operation with its name, and with what it takes of a token if there are any."""
+    name, tag = NAMES[path, method]
+    right = operation.get("x-right")
+    said = (
+        f"{operation['summary']} Its token needs the right {right}." if right and takes_tokens else operation["summary"]
+    )
+    left_out = () if takes_tokens else ("security",)
+    kept = {key: value for key, value in operation.items() if key not in left_out}
+    return {"operationId": name, "tags": [tag], "description": said, **kept}

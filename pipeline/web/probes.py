@@ -61,7 +61,8 @@ async def metrics(api: Api, call: Call) -> Response:
 
 async def contract(api: Api, call: Call) -> Response:
     """Return the description of the API."""
-    return answer(describe(api.settings.api.read_only))
+    limits = api.settings.api
+    return answer(describe(limits.read_only, bool(limits.tokens), limits.public_url.rstrip("/") or "/"))
 
 
 async def explain(api: Api, call: Call) -> Response:
