@@ -348,7 +348,7 @@ class Consumer:
         is_own = self._surely(call, True, since_ms)
         self.late_acks += not is_own
         outcome = Outcome.LEASE_LOST if not is_own else Outcome.DEAD if is_dead else Outcome.RETRY
-        log_outcome(outcome, entry, reason, detail, self.settings.attempts_max, delay_ms)
+        log_outcome(outcome, entry, reason, detail, self.settings.attempts_max, delay_ms, counts)
         self.on_outcome(outcome)
         return outcome
 

@@ -37,8 +37,14 @@ def retry_delay_ms(attempt: int, settings: TopicSettings, random: Callable[[], f
     return round(shortest + (longest - shortest) * random())
 
 
-def log_outcome(outcome: Outcome, entry: Entry, reason: str, detail: str, attempts_max: int, delay_ms: int) -> None:
-    """Tell what became of a message, with the first line of why."""
+def log_outcome(
+    outcome: Outcome, entry: Entry, reason: str, detail: str, attempts_max: int, delay_ms: int, counts: bool
+) -> None:
+    """Log what became of a message, with the first line of why.
+
+    Args:
+        counts: whether it cost an attempt.
+    """
     why = f": {visible(detail.partition(chr(10))[0])}" if detail else ""
     if outcome == Outcome.LEASE_LOST:
         log.warning("message %s %s, after its lease, so it is redelivered%s", entry.id, reason, why)
@@ -47,5 +53,5 @@ def log_outcome(outcome: Outcome, entry: Entry, reason: str, detail: str, attemp
     elif outcome == Outcome.DEAD:
         log.warning("message %s is a dead letter after %d attempts%s", entry.id, entry.attempt, why)
     else:
-        of = f"attempt {entry.attempt} of {attempts_max}"
+        of = f"attempt {entry.attempt} of {attempts_max}" if counts else "which costs no attempt"
         log.warning("message %s %s (%s), next try in %s%s", entry.id, reason, of, span_text(delay_ms), why)

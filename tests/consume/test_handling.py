@@ -204,6 +204,21 @@ def test_a_pause_holds_up_no_other_consumer_and_an_ordered_group_does_not_change
     consumer.close()
 
 
+def test_a_failure_that_costs_no_attempt_is_logged_as_such(stage: Stage, caplog: pytest.LogCaptureFixture) -> None:
+    failures, handled = [TargetDown("no connection")], []
+
+    def handler(entry: Entry) -> None:
+        if failures:
+            raise failures.pop()
+        handled.append(entry)
+
+    stage.open().close()
+    stage.send("a", id="hk1")
+    handle(stage, handler, lambda: bool(handled))
+    told = [record.getMessage() for record in caplog.records if "message hk1 failed" in record.getMessage()]
+    assert len(told) == 1 and told[0].startswith("message hk1 failed (which costs no attempt), next try in ")
+
+
 def test_a_message_that_is_refused_is_dead_at_once_with_what_was_said(
     stage: Stage, caplog: pytest.LogCaptureFixture
 ) -> None:
