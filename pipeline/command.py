@@ -23,6 +23,8 @@ JOBS: Final = {
 }
 EXTRAS: Final = {"webhooks": "webhooks", "serve": "api", "hydrate": "cold"}  # of the jobs that need more than the base
 
+INGEST: Final = "ingest runs on Spark, so it is started in the checkout: ./spark-submit.sh jobs/ingest.py"
+
 
 def main() -> NoReturn:
     """Run the job that the first argument names."""
@@ -30,10 +32,14 @@ def main() -> NoReturn:
     if name == "__version":
         print(f"duetime {__version__}")
         sys.exit(EXIT_SUCCESS)
+    if name == "ingest":
+        print(f"duetime: {INGEST}.", file=sys.stderr)
+        sys.exit(EXIT_USAGE)
     if name not in JOBS:
         is_asked = name in ("__help", "_h", "help")
         usage = ["usage: duetime JOB [options]; duetime JOB --help says more", ""]
         usage += [f"  {job:<14}{about}" for job, about in JOBS.items()]
+        usage += ["", f"{INGEST}."]
         print("\n".join(usage), file=sys.stdout if is_asked else sys.stderr)
         sys.exit(EXIT_SUCCESS if is_asked else EXIT_USAGE)
     try:

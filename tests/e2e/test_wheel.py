@@ -14,7 +14,7 @@ from tempfile import TemporaryDirectory
 import pytest
 
 from pipeline.client import Duetime, Request
-from pipeline.command import EXTRAS
+from pipeline.command import EXTRAS, INGEST
 from pipeline.config import ROOT
 from tests.client.builders import deliver_due
 from tests.docs.pages import run_here
@@ -140,13 +140,17 @@ def test_the_command_has_the_jobs_that_need_no_spark(python: Path, server: RealS
 
     assert run("--version").stdout.startswith("duetime ")
     assert (run().returncode, run("--help").returncode, run("nonsense").returncode) == (2, 0, 2)
+    told = run("ingest", "--once")
+    assert (told.returncode, told.stderr) == (2, f"duetime: {INGEST}.\n")
+    assert INGEST in run("--help").stdout
     jobs = re.findall(r"^  (\w+) ", run("--help").stdout, re.M)
     assert jobs
     for job in jobs:
         told = run(job, "--help")
         if job in EXTRAS:
             assert re.fullmatch(
-                rf"duetime: {job} also needs \w+: pip install 'duetime\[{EXTRAS[job]}\]'\.\n", told.stderr
+                rf"duetime: {job} also needs \w+: pip install '\.\[{EXTRAS[job]}\]' in the checkout brings it\.\n",
+                told.stderr,
             )
             continue
         assert told.returncode == 0, told.stderr
