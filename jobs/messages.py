@@ -12,6 +12,7 @@ from pipeline.cli import (
     add_when,
     due_ms_given,
     new_parser,
+    no_time,
     open_connection,
     parse_command,
     run_main,
@@ -53,7 +54,11 @@ def parse_arguments(arguments: list[str]) -> tuple[argparse.Namespace, Settings]
         "is read again; move: give it another due time",
     )
     parser.add_argument(
-        "ids", nargs="*", metavar="ID", help="the id of the request, or the handle of a message without one"
+        "ids",
+        nargs="*",
+        default=[],
+        metavar="ID",
+        help="the id of the request, or the handle of a message without one; list takes none",
     )
     add_when(parser, "move: due")
     parser.add_argument(
@@ -87,7 +92,7 @@ def read_time(option: str, text: str | None, otherwise: int) -> int:
     """
     found = otherwise if text is None else due_ms_of_text(text)
     if found is None:
-        raise ConfigError(f"{option} takes a time such as 2026-01-31T12:00:00Z, not {text!r}.")
+        raise no_time(option, text)
     return found
 
 

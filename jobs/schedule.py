@@ -46,6 +46,11 @@ def parse_arguments(arguments: list[str]) -> tuple[argparse.Namespace, Settings]
     )
     add_when(parser, "due")
     parser.add_argument("--id", default="", help="idempotency key: a second message with it is not stored")
+    parser.add_argument(
+        "--fail-if-known",
+        action="store_true",
+        help="exit with 1 if a message was not stored because its id is known (default: 0, as a repetition is no failure)",
+    )
     parser.add_argument("--topic", default=DEFAULT_TOPIC, metavar="NAME", help="where it goes (default: default)")
     parser.add_argument(
         "--header", action="append", default=[], metavar="NAME=VALUE", help="a header; may be given several times"
@@ -83,18 +88,21 @@ def read_header(text: str) -> tuple[str, str]:
 
 
 def main(arguments: list[str], stop: Stop) -> int:
-    """Schedule; exit code 0 if all that was asked for is stored, or was before."""
+    """Schedule; exit code 0 if all that was asked for is stored, or was before and ``--fail-if-known`` is not given."""
     given, settings = parse_arguments(arguments)
     with open_connection(settings, stop, may_create=True, writes=True) as connection:
         settings = replace(settings, redis=connection.settings)
         patience_sec = LINES_PATIENCE_SEC if given.lines else PATIENCE_SEC
         with Duetime.over(connection.client, settings, patience_sec) as duetime:
             if given.lines:
-                return schedule_lines(duetime, sys.stdin.fileno(), stop, given.format)
+                counts = schedule_lines(duetime, sys.stdin.fileno(), stop)
+                print(json.dumps(counts) if given.format == "json" else counts_text(counts))
+                is_known = counts["duplicates"] > 0 and given.fail_if_known
+                return EXIT_FAILURE if counts["rejected"] or is_known else EXIT_SUCCESS
             now_ms = SystemClock().wall_ms()
             receipt = schedule(duetime, given, now_ms)
             print(as_text(receipt, now_ms) if given.format == "text" else as_json(receipt))
-    return EXIT_SUCCESS
+    return EXIT_FAILURE if receipt.is_duplicate and given.fail_if_known else EXIT_SUCCESS
 
 
 def schedule(duetime: Duetime, given: argparse.Namespace, now_ms: int) -> Receipt:
@@ -113,9 +121,11 @@ def schedule(duetime: Duetime, given: argparse.Namespace, now_ms: int) -> Receip
         raise ConfigError(str(exc)) from exc
 
 
-def schedule_lines(duetime: Duetime, descriptor: int, stop: Stop, format: str) -> int:
+def schedule_lines(duetime: Duetime, descriptor: int, stop: Stop) -> Counter[str]:
     """Schedule the requests of lines as they come; those that break a rule go to standard error.
 
+    Returns:
+        How many lines there were, and what became of them.
     Raises:
         StoreError: no answer; the lines of the last portion may be stored.
     """
@@ -140,13 +150,17 @@ def schedule_lines(duetime: Duetime, descriptor: int, stop: Stop, format: str) -
             done = duetime.store(messages[first : first + MESSAGES_MAX])
             known = sum(each.is_duplicate for each in done)
             counts.update(stored=len(done) - known, duplicates=known)
+    return counts
+
+
+def counts_text(counts: Counter[str]) -> str:
+    """Return what became of lines, for people."""
     shown = {
         name: count for name, count in counts.items() if count or name in ("lines", "stored", "duplicates", "rejected")
     }
     lines_text = count_text(shown.pop("lines"), "line")
     rest = ", ".join(f"{count:,} {name}" for name, count in shown.items())
-    print(json.dumps(counts) if format == "json" else f"{lines_text}: {rest}")
-    return EXIT_FAILURE if counts["rejected"] else EXIT_SUCCESS
+    return f"{lines_text}: {rest}"
 
 
 def read_portions(descriptor: int, stop: Stop) -> Iterator[list[bytes]]:

@@ -4,6 +4,7 @@ import argparse
 import json
 import logging
 import os
+import re
 import signal
 import sys
 import time
@@ -16,7 +17,7 @@ from typing import Any, NoReturn
 from pipeline import __version__
 from pipeline.config import RedisSettings, Settings, Value, load_settings
 from pipeline.core.clock import SystemClock
-from pipeline.core.due import DELAY_SEC_MAX, due_ms_of_text, is_due_in_range
+from pipeline.core.due import DELAY_SEC_MAX, due_ms_of_text, has_no_zone, is_due_in_range
 from pipeline.core.errors import ConfigError, PipelineError, StoreError
 from pipeline.core.stop import Stop as Stop
 from pipeline.core.text import command_text, has_password, install_text, span_ms, visible
@@ -27,6 +28,8 @@ from pipeline.store.keys import Keys, keys_of
 from pipeline.store.namespace import open_namespace
 
 OWN_LOGGERS = (__name__.partition(".")[0], "__main__")
+_SPAN_IN_WORDS = re.compile(r"unrecognized arguments: (?:s|sec|second|min|minute|h|hour|d|day)s?\b.*")
+_ZONE_NAME = re.compile(r"[0-9][ \[]*[A-Z][A-Za-z]+(?:/[A-Za-z_]+)?\]?$")
 EXIT_SUCCESS, EXIT_FAILURE, EXIT_USAGE = 0, 1, 2
 EXIT_CLOSED_PIPE = 128 + signal.SIGPIPE  # as a shell reports the end of any program in `… | head -1`
 
@@ -37,7 +40,8 @@ class _Parser(argparse.ArgumentParser):
     """Wrong use is one sentence, as every other error."""
 
     def error(self, message: str) -> NoReturn:
-        raise ConfigError(f"{message}; see --help.")
+        hint = " (write a time as one word, such as 3m)" if _SPAN_IN_WORDS.fullmatch(message) else ""
+        raise ConfigError(f"{message}{hint}; see --help.")
 
 
 def new_parser(name: str, description: str) -> argparse.ArgumentParser:
@@ -138,6 +142,16 @@ def add_when(parser: argparse.ArgumentParser, verb: str, is_required: bool = Fal
     when.add_argument("--at", metavar="TIME", help=f"{verb} at this time in ISO 8601 with Z or an offset")
 
 
+def no_time(option: str, text: str) -> ConfigError:
+    """Return the error about an option whose value is no time with its zone."""
+    zoned = f"{option} takes a time with its zone, such as 2026-01-31T12:00:00Z or 2026-01-31T12:00:00+01:00"
+    if has_no_zone(text):
+        return ConfigError(f"{zoned}; {text!r} has none.")
+    if _ZONE_NAME.search(text):
+        return ConfigError(f"{zoned}; a zone is Z or an offset, not a name as in {text!r}.")
+    return ConfigError(f"{option} takes a time such as 2026-01-31T12:00:00Z, not {text!r}.")
+
+
 def due_ms_given(given: argparse.Namespace) -> Callable[[int], int] | None:
     """Return from the present time (epoch ms) the one that ``add_when``'s options say, or None if none is given.
 
@@ -147,11 +161,13 @@ def due_ms_given(given: argparse.Namespace) -> Callable[[int], int] | None:
     if given.at is not None:
         due_ms = due_ms_of_text(given.at)
         if due_ms is None or not is_due_in_range(due_ms):
-            raise ConfigError(f"--at takes a time such as 2026-01-31T12:00:00Z, not {given.at!r}.")
+            raise no_time("--at", given.at)
         return lambda now_ms: due_ms
     if given.delay is not None:
         delay_ms = span_ms(given.delay)
-        if delay_ms is None or delay_ms > DELAY_SEC_MAX * 1_000:
+        if delay_ms is not None and delay_ms > DELAY_SEC_MAX * 1_000:
+            raise ConfigError(f"--in takes at most 366d, not {given.delay!r}; --at takes any time to the year 9999.")
+        if delay_ms is None:
             raise ConfigError(f"--in takes a number and s, m, h or d, at most 366d, not {given.delay!r}.")
         return lambda now_ms: now_ms + delay_ms
     return None

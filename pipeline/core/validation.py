@@ -234,7 +234,8 @@ def _validate_name(
         return None
     text = _text_of(fields, name)
     if pattern.fullmatch(text) is None:
-        refuse(reason, f"The field {name} takes {limits}, not {text[:140]!r}.")
+        length = f", which has {len(text):,} characters" if len(text) > 64 else ""
+        refuse(reason, f"The field {name} takes {limits}, not {text[:140]!r}{length}.")
     return text
 
 

@@ -68,12 +68,19 @@ def test_a_message_is_shown_moved_and_cancelled(checkout: Checkout) -> None:
         (("move", "tea"), "Say when: move ID --in TIME or --at TIME"),
         (("show", "tea", "--in", "3m"), "Say when: move ID --in TIME or --at TIME"),
         (("move", "tea", "--in", "soon"), "--in takes a number and s, m, h or d, at most 366d, not 'soon'."),
-        (("move", "tea", "--in", "367d"), "at most 366d"),
-        (("move", "tea", "--at", "2026-01-31 12:00"), "--at takes a time such as 2026-01-31T12:00:00Z"),
+        (("move", "tea", "--in", "367d"), "--in takes at most 366d, not '367d'; --at takes any time"),
+        (
+            ("move", "tea", "--in", "3", "minutes"),
+            "unrecognized arguments: minutes (write a time as one word, such as 3m)",
+        ),
+        (("move", "tea", "--at", "2026-01-31 12:00"), "+01:00; '2026-01-31 12:00' has none."),
+        (("move", "tea", "--at", "2026-01-31T12:00 Europe/Berlin"), "a zone is Z or an offset, not a name as in"),
+        ((), "the following arguments are required: what; see --help"),
         (("move", "tea", "--at", "1969-01-31T12:00:00Z"), "--at takes a time such as 2026-01-31T12:00:00Z"),
         (("list", "tea"), "show, cancel and move take the ids of messages, and list takes none."),
         (("show",), "show, cancel and move take the ids of messages, and list takes none."),
         (("list", "--limit", "0"), "--limit takes a number from 1 on, not 0."),
+        (("list", "--until", "2026-01-31T12:00"), "--until takes a time with its zone"),
         (("list", "--from", "today"), "--from takes a time such as 2026-01-31T12:00:00Z, not 'today'."),
     ],
 )
@@ -91,6 +98,7 @@ def test_wrong_use_is_told_in_a_sentence(checkout: Checkout, words: tuple[str, .
         (("tea", "--in", "3x"), "--in takes a number and s, m, h or d, at most 366d, not '3x'."),
         (("", "--in", "3m"), "The field message is empty."),
         (("tea", "--in", "3m", "--id", "a b"), "The field id takes 1 to 128 of A-Z a-z 0-9 . _ : -, not 'a b'."),
+        (("tea", "--in", "3m", "--id", "a" * 200), "aaa', which has 200 characters."),
         (("tea", "--in", "3m", "--header", "lang"), "--header takes NAME=VALUE, not 'lang'."),
         (("tea", "--lines"), "--lines takes everything from the lines: leave the message and its options out."),
         (("--lines", "--topic", "mail"), "--lines takes everything from the lines"),
@@ -109,6 +117,11 @@ def test_a_message_is_scheduled_and_listed(checkout: Checkout) -> None:
         assert line.startswith("tea: due 2100-01-01 00:00:00Z, in ")
         [line] = told(checkout, server, job, "coffee", "--in", "3m", "--id", "tea")
         assert line.startswith("tea: not stored, as the id is known: due 2100-01-01 00:00:00Z, in ")
+        again = ("coffee", "--in", "3m", "--id", "tea", "--fail-if-known")
+        [line] = told(checkout, server, job, *again, code=1)
+        assert "not stored, as the id is known" in line
+        assert len(told(checkout, server, job, "new", "--in", "3m", "--id", "new", "--fail-if-known")) == 1
+        assert told(checkout, server, JOB, "cancel", "new")
         options = ("--topic", "mail", "--header", "lang=en", "--header", "to=a=b", "--format", "json")
         receipt = json.loads(told(checkout, server, job, "x\ny", "--in", "2h", *options)[0])
         assert (receipt["state"], receipt["is_duplicate"]) == ("scheduled", False)
