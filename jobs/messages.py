@@ -90,7 +90,9 @@ def read_time(option: str, text: str | None, otherwise: int) -> int:
     Raises:
         ConfigError: it is no time.
     """
-    found = otherwise if text is None else due_ms_of_text(text)
+    if text is None:
+        return otherwise
+    found = due_ms_of_text(text)
     if found is None:
         raise no_time(option, text)
     return found
