@@ -164,10 +164,14 @@ async def show_message(site: Site, call: Call, visitor: Visitor) -> Response:
     async with asyncio.timeout(site.api.settings.api.patience_sec):
         found = await site.api.get(name)
     now_ms = await site.api.ask(lambda: Topics(site.api.client, site.api.shards).now_ms())
-    status = 404 if found.state is State.UNKNOWN else 200
+    was_scheduled = (
+        found.message is None and call.quiet_parameters().get("done") == "scheduled"
+    )  # and the page is reloaded
+    status = 404 if found.state is State.UNKNOWN and not was_scheduled else 200
     return site.render(
         "message.html", call, visitor, status, page="messages", name=name, found=found, now_ms=now_ms,
         content=shown_content(site, found.message), path_here=path_of("messages", name), is_waiting=found.message is not None,
+        was_scheduled=was_scheduled, has_notice=not was_scheduled,
     )  # fmt: skip
 
 

@@ -161,7 +161,7 @@ class Site:
     def text(self, template: str, call: Call, visitor: Visitor, **values: Any) -> str:
         """Return the text of a page."""
         settings = self.api.settings
-        notice, tone = self._notice(call)
+        notice, tone = self._notice(call) if values.pop("has_notice", True) else ("", "")
         return self.templates.get_template(template).render(
             may=self.rights(visitor),
             proof=proof_of(visitor.cookie),

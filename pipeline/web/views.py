@@ -194,10 +194,13 @@ def topic(api: Api, look: Look, rates: Rates, name: str) -> dict[str, Any]:
     """
     found = Topics(api.client, api.shards)
     settings = current_topic_settings(api.client, api.settings, name)
+    row, groups = _row(found.look(name), look, rates), found.groups(name)
+    has_any = row.info.in_stream or row.info.held or row.info.dead or row.delivered or groups
     return {
         "now_ms": look.status.stats.now_ms,
-        "row": _row(found.look(name), look, rates),
-        "groups": found.groups(name),
+        "row": row,
+        "groups": groups,
+        "is_known": bool(has_any or row.info.paused_ms is not None),
         "lease_ms": settings.lease_sec * 1000,
         "settings": sorted(asdict(settings).items()),
     }

@@ -1,14 +1,18 @@
 """The pages: what they show, what hostile data can't do to them, and how much they show."""
 
+import html
 import json
 import re
+import runpy
+import shlex
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from pipeline.config import ALL_TOPICS, TopicSettings
+from pipeline.config import ALL_TOPICS, ROOT, TopicSettings
 from pipeline.core.buckets import BUCKET_WIDTH_MS
+from pipeline.core.errors import ConfigError
 from pipeline.core.lateness import Lateness
 from pipeline.store.heartbeats import IngestProgress, LoopProgress, LoopStats, TopicStats, write_ingest, write_loop
 from pipeline.web.app import PAGES
@@ -17,7 +21,7 @@ from tests.client.builders import KEYS, deliver_due
 from tests.servers import RealServer
 from tests.store.builders import set_topic
 from tests.web.html import check
-from tests.web.running import Api, running, settings_of
+from tests.web.running import Api, running, settings_of, wait_until
 
 HOSTILE = (
     "<img src=x onerror=alert(1)>",
@@ -120,7 +124,7 @@ def test_every_page_is_whole_and_safe(api: Api, server: RealServer) -> None:
 def test_pages_of_an_empty_namespace_say_what_to_do_next(api: Api) -> None:
     said = {path: check(api.get(path).text).text() for path in ("/", "/messages", "/topics", "/dead", "/loops")}
     assert "jobs/schedule.py" in said["/"] and "jobs/schedule.py" in said["/messages"]
-    assert "jobs/drain.py --sink stream" in said["/topics"]
+    assert "jobs/topics.py set TOPIC sink=stream" in said["/topics"]
     assert "nothing was given up" in said["/dead"]
     assert "jobs/drain.py" in said["/loops"] and "jobs/ingest.py" in said["/loops"]
 
@@ -265,7 +269,7 @@ def test_a_problem_of_a_page_is_a_page(api: Api, server: RealServer) -> None:
         assert found.headers["content-type"].startswith("text/html")
         check(found.text)
     found = api.put("/messages")
-    assert (found.status_code, found.headers["allow"]) == (405, "GET")
+    assert (found.status_code, found.headers["allow"]) == (405, "GET, POST, HEAD")
     server.kill()
     found = api.get("/")
     assert found.status_code == 503 and int(found.headers["retry-after"]) > 0
@@ -280,3 +284,56 @@ def test_a_browser_that_asks_for_what_is_not_there_gets_a_page(api: Api) -> None
     check(found.text)
     found = api.get("/nothing/here")
     assert (found.status_code, found.headers["content-type"]) == (404, "application/problem+json")
+
+
+def test_each_command_that_a_page_shows_is_one_that_its_job_takes(api: Api, server: RealServer) -> None:
+    shown = set()
+
+    def collect() -> None:
+        for path in PATHS:
+            shown.update(re.findall(r"<code>\./spark-submit\.sh jobs/(\w+)\.py ?(.*?)</code>", api.get(path).text))
+
+    collect()
+    api.schedule(id="tea", topic="mail")
+    collect()
+    assert {job for job, _ in shown} == {"consume", "drain", "ingest", "schedule", "topics"}
+    for job, arguments in shown:
+        parse = runpy.run_path(str(ROOT / "jobs" / f"{job}.py"))["parse_arguments"]
+        filled = html.unescape(arguments).replace("KEY=VALUE", "max_rate=1")
+        parse(["--redis", server.url, *shlex.split(filled)])
+    with pytest.raises((SystemExit, ConfigError)):
+        runpy.run_path(str(ROOT / "jobs" / "consume.py"))["parse_arguments"](["mail", "--group", "GROUP"])
+
+
+def test_a_topic_that_nobody_knows_is_said_to_be_none(api: Api, server: RealServer) -> None:
+    note = "Nothing is known of a topic of this name"
+    assert note in api.get("/topics/mial").text
+    api.put("/v1/topics/mail/pause")
+    assert note not in api.get("/topics/mail").text
+
+
+def test_without_a_drain_loop_nothing_is_green(api: Api, server: RealServer) -> None:
+    page = api.get("/").text
+    assert "no drain loop running" in page and 'class="notice good"' not in page
+    write_loop(server.client(), KEYS, loop_of("one"))
+    wait_until(lambda: 'class="notice good"' in api.get("/").text)
+
+
+def test_a_page_that_is_reloaded_after_the_delivery_does_not_say_scheduled(api: Api, server: RealServer) -> None:
+    form = {
+        "message": "tea",
+        "delay_sec": "0",
+        "due": "",
+        "id": "",
+        "topic": "default",
+        "headers": "",
+        "do": "schedule",
+    }
+    fields = check(api.get("/try").text).fields("/try")
+    own = {"Origin": f"http://127.0.0.1:{api.port}"}
+    where = api.post("/try", data=fields | form, headers=own).headers["location"]
+    assert "The message is scheduled." in api.get(where).text
+    deliver_due(server)
+    page = api.get(where)
+    assert page.status_code == 200 and "The message is scheduled." not in page.text and "It was scheduled" in page.text
+    assert api.get(where.partition("?")[0]).status_code == 404
