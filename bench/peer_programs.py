@@ -78,9 +78,10 @@ class Peer:
             return [
                 ["go", "build", "-C", str(PROGRAMS / self.key), "-buildvcs=false", "-o", str(folder / "program"), "."]
             ]
-        pip = [str(folder / "bin" / "python"), "-m", "pip", "install", "--quiet", "--no-deps"]
+        pip = [str(folder / "bin" / "python"), "-m", "pip", "--disable-pip-version-check"]
         venv = [sys.executable, "-m", "venv", "--clear", str(folder)]
-        return [venv, [*pip, "--disable-pip-version-check", "-r", str(self.pins())]]
+        install = [*pip, "install", "--quiet", "--no-deps", "-r", str(self.pins())]
+        return [venv, install, [*pip, "check"]]  # which fails if this Python needs more than the pins name
 
 
 PEERS = {

@@ -180,6 +180,26 @@ def test_what_can_not_be_had_is_said_and_the_rest_is_installed(
     assert "asynq can't be had here" in said
 
 
+def test_a_peer_that_lacks_a_package_is_not_installed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def install(command: list[str], **_: object) -> None:
+        if command[-1] == "check" and "rq" in Path(command[0]).parts:
+            raise subprocess.CalledProcessError(1, command)
+
+    monkeypatch.setenv("BENCH_PEERS", str(tmp_path))
+    monkeypatch.setattr(subprocess, "run", install)
+    peer_programs.install_peers()
+    assert find_peers().keys() == PEERS.keys() - {"rq"}
+    assert "rq can't be had here" in capsys.readouterr().err
+
+
+def test_what_redis_py_needs_on_an_older_python_is_pinned() -> None:
+    """An environment has what is pinned and no more; Debian 12 has Python 3.11.2."""
+    pins = [peer.pins().read_text() for peer in PEERS.values() if peer.kind == "python"]
+    assert all('async-timeout==5.0.1; python_full_version < "3.11.3"' in text for text in pins if "redis==" in text)
+
+
 @pytest.mark.slow
 def test_ours_is_measured_where_no_peer_is_installed(tmp_path: Path) -> None:
     table, kept = run_quickly(str(tmp_path))
