@@ -12,6 +12,7 @@ from pipeline.consume.opening import open_client
 from pipeline.core.errors import ConfigError
 from pipeline.ingest.data_source import DAY_SEC, FORMAT, KEEP_DAYS, DuetimeSource
 from pipeline.ingest.executors import check_workers
+from pipeline.ingest.readers import url_of
 from pipeline.ingest.tables import ScheduledTable as ScheduledTable
 from pipeline.ingest.tables import schedule_table
 
@@ -56,10 +57,9 @@ def schedule(
             f"Executors on other machines have no folder {staging or 'staging'}: give its URL as staging."
         )
     folder = staging or str(Path(settings.local.state, "staging"))
-    url = folder if "://" in folder else str(Path(folder).absolute())
     with open_client(settings) as (client, opened):
         check_workers(table.sparkSession, opened.redis)
-        return schedule_table(table, name, columns, url, keep_days * DAY_SEC, client, opened)
+        return schedule_table(table, name, columns, url_of(folder), keep_days * DAY_SEC, client, opened)
 
 
 def register(spark: SparkSession) -> None:

@@ -19,7 +19,7 @@ from pipeline.core.backoff import backoff_ms
 from pipeline.core.errors import ConfigError, PipelineError
 from pipeline.core.files import write_whole
 from pipeline.core.ids import encode_token
-from pipeline.ingest.readers import directory_in_use, read_landing_once
+from pipeline.ingest.readers import directory_in_use, read_landing_once, url_of
 from pipeline.ingest.worker_sockets import settings_for
 from pipeline.ingest.writer import BatchWriter, count_lines
 
@@ -199,7 +199,8 @@ def start_query(files: DataFrame, write: BatchWriter, checkpoint: str, trigger: 
     """
     if "://" in checkpoint:
         _prepare_checkpoint(files.sparkSession, checkpoint)
-    writer = files.writeStream.queryName("duetime-ingest").foreachBatch(write).option("checkpointLocation", checkpoint)
+    writer = files.writeStream.queryName("duetime-ingest").foreachBatch(write)
+    writer = writer.option("checkpointLocation", url_of(checkpoint))
     if trigger is None:
         return writer.trigger(availableNow=True).start()
     try:

@@ -1,5 +1,6 @@
 """Files to streaming DataFrames of file rows (``schemas.FILE_ROW``), one row a file."""
 
+import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -37,13 +38,13 @@ def read_landing(spark: SparkSession, landing_dir: str, max_bytes_per_trigger: i
     reader = _read_files(spark, max_bytes_per_trigger, _LANDING_NAMES).format("binaryFile").schema(_BINARY_FILE)
     # No folder in it is read, as the names of all begin with a dot. Without this Spark looks, ten times a second, whether names of
     # folders are columns of a table.
-    files = reader.option("recursiveFileLookup", True).load(_literal(landing_dir))
+    files = reader.option("recursiveFileLookup", True).load(_literal(url_of(landing_dir)))
     return files.transform(with_landing_columns)
 
 
 def read_landing_once(spark: SparkSession, landing_dir: str) -> DataFrame:
     """Read what is in a landing folder now, as ``read_landing`` would."""
-    files = spark.read.format("binaryFile").load(_literal(landing_dir))
+    files = spark.read.format("binaryFile").load(_literal(url_of(landing_dir)))
     return files.transform(with_landing_columns)
 
 
@@ -89,6 +90,14 @@ def directory_in_use(what: str, url: str) -> Iterator[None]:
         raise ConfigError(
             f"Spark can't use the {what} {url} ({reason[:REASON_LENGTH_MAX]}): put that right, or correct --{what}."
         ) from exc
+
+
+def url_of(folder: str) -> str:
+    """Return the URL of a local folder, by which Spark finds it also where HDFS is its default; a URL stays as it is.
+
+    Hadoop takes ``%`` and spaces for what they are, so nothing is encoded as ``Path.as_uri`` does.
+    """
+    return folder if "://" in folder else f"file://{os.path.abspath(folder)}"
 
 
 def _literal(path: str) -> str:

@@ -25,7 +25,7 @@ from pipeline.core.text import count_text
 from pipeline.ingest.blocks import BlockWriter, Packer, add_digests, count_rows
 from pipeline.ingest.cold_folder import ColdPlace
 from pipeline.ingest.cold_opening import open_cold
-from pipeline.ingest.readers import ALL_OR_FAIL
+from pipeline.ingest.readers import ALL_OR_FAIL, url_of
 from pipeline.ingest.stores import WriterSettings
 from pipeline.ingest.summary import Summary
 from pipeline.ingest.transforms import with_due_ms, with_message_text, with_refusal, with_rest
@@ -228,7 +228,7 @@ def _load(spark: SparkSession, campaign: Campaign, settings: Settings, cold: Col
     if campaign.files:
         to_write = writer_settings(campaign, settings, cold)
         write = BatchWriter(to_write, SystemClock(), lambda _, summary, __: done.add(summary), BlockWriter(to_write))
-        write(_reader(spark).text(folder).where(~F.startswith("value", F.lit("{"))), 0)
+        write(_reader(spark).text(url_of(folder)).where(~F.startswith("value", F.lit("{"))), 0)
     check_rows(campaign, done)
     return done
 
@@ -277,7 +277,7 @@ def _refused(spark: SparkSession, campaign: Campaign, schema: T.StructType) -> D
     of_refused = T.StructType([*schema.fields, T.StructField("reason", T.StringType())])
     if not campaign.refused:
         return spark.createDataFrame([], of_refused)
-    return _reader(spark).schema(of_refused).json(f"{campaign.folder}/{REFUSED}")
+    return _reader(spark).schema(of_refused).json(url_of(f"{campaign.folder}/{REFUSED}"))
 
 
 def _reader(spark: SparkSession) -> DataFrameReader:
@@ -288,7 +288,7 @@ class _Folder:
     """A folder on any file system that Spark knows, which has no such verbs in Python."""
 
     def __init__(self, spark: SparkSession, url: str) -> None:
-        self._path = spark._jvm.org.apache.hadoop.fs.Path(url)  # type: ignore[union-attr]
+        self._path = spark._jvm.org.apache.hadoop.fs.Path(url_of(url))  # type: ignore[union-attr]
         self._files = self._path.getFileSystem(spark._jsc.hadoopConfiguration())
 
     def names(self) -> list[str]:

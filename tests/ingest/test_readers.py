@@ -3,8 +3,10 @@
 import gzip
 import os
 import re
+from collections.abc import Iterator
 from itertools import repeat
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -15,8 +17,11 @@ from pyspark.sql.pandas.types import to_arrow_schema
 
 from pipeline.core.errors import ConfigError
 from pipeline.core.ids import encode_token
+from pipeline.ingest import query as query_module
+from pipeline.ingest import readers, tables
 from pipeline.ingest.parsing import FileText, parse_file
-from pipeline.ingest.readers import directory_in_use, read_direct, read_landing
+from pipeline.ingest.query import start_query
+from pipeline.ingest.readers import directory_in_use, read_direct, read_landing, read_landing_once, url_of
 from pipeline.ingest.schemas import FILE_ROW
 from pipeline.ingest.transforms import file_texts
 
@@ -99,6 +104,54 @@ def test_a_landing_folder_is_read_whatever_its_name(spark: SparkSession, tmp_pat
     (row,) = _run(files, tmp_path / "checkpoint")
     (file,) = _files([row])
     assert (file.content, file.arrival_ms, file.token, file.name) == (LINE, ARRIVAL_MS, name[:14], "a.jsonl")
+
+
+@pytest.fixture
+def elsewhere(spark: SparkSession) -> Iterator[None]:
+    """The default file system of a Hadoop cluster; nobody answers there."""
+    hadoop, url = spark.sparkContext._jsc.hadoopConfiguration(), "hdfs://127.0.0.1:9"
+    hadoop.set("fs.defaultFS", url)
+    spark.conf.set("fs.defaultFS", url)
+    yield
+    hadoop.unset("fs.defaultFS")
+    spark.conf.unset("fs.defaultFS")
+
+
+@pytest.mark.usefixtures("elsewhere")
+def test_local_folders_are_local_where_spark_keeps_its_files_elsewhere(spark: SparkSession, tmp_path: Path) -> None:
+    work, kept = tmp_path / "my work%20", list[Row]()
+    _put_one(work / "landing")
+    writer: Any = lambda batch, batch_id: kept.extend(batch.collect())  # noqa: E731
+    files = read_landing(spark, str(work / "landing"), 64_000_000)
+    query = start_query(files, writer, str(work / "checkpoint"), None)
+    assert query.awaitTermination(120) and len(kept) == 1
+    assert (work / "checkpoint" / "commits" / "0").exists()
+    assert read_landing_once(spark, str(work / "landing")).count() == 1
+    table = spark.createDataFrame([("m", 5)], "message string, delay_sec int")
+    staged = tables._stage(table, "name", url_of(str(work / "staging")), ARRIVAL_MS)
+    assert (staged.accepted, staged.files) == (1, len(tables._Folder(spark, f"{staged.folder}/rows").names()))
+
+
+def test_a_checkpoint_of_before_goes_on_and_reads_nothing_twice(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept: list[Row] = []
+    writer: Any = lambda batch, batch_id: kept.extend(batch.collect())  # noqa: E731
+    for number in range(2):
+        with monkeypatch.context() as context:
+            if not number:
+                for module in (readers, query_module):
+                    context.setattr(module, "url_of", str)
+            _put_one(tmp_path / "landing", number)
+            files = read_landing(spark, str(tmp_path / "landing"), 64_000_000)
+            query = start_query(files, writer, str(tmp_path / "checkpoint"), None)
+            assert query.awaitTermination(120)
+        assert len(kept) == number + 1
+
+
+def _put_one(landing: Path, number: int = 0) -> None:
+    landing.mkdir(parents=True, exist_ok=True)
+    _put(landing / f"{encode_token(ARRIVAL_MS + number, 5)}.1.json.a+jsonl", LINE)
 
 
 def test_a_replay_with_other_cores_and_splits_gives_the_same_rows(spark: SparkSession, tmp_path: Path) -> None:
