@@ -9,11 +9,13 @@ from pipeline.core.buckets import bucket_start_ms
 from pipeline.store.connection import server_ms, translated_errors
 from pipeline.store.groups import ORDERED
 from pipeline.store.keys import Keys
-from pipeline.store.scripts import Scripts, run_script
+from pipeline.store.scripts import Scripts, run_script, run_scripts
 from pipeline.store.shards import those_that_answer
 
 # What one script does at most: the server answers nobody else meanwhile.
 TRIM_LIMIT = 100  # entries that are dropped
+GROUPS_A_TURN = 100  # of which the streams of retries are trimmed at once
+COMMANDS_AHEAD = 500  # in a round trip
 RESUME_LIMIT, RESUME_BYTES_MAX = 200, 1024 * 1024  # messages that are put back, and bytes of their members
 
 
@@ -66,6 +68,7 @@ class Topics:
         self._client = client
         self._shards = shards
         self._scripts = scripts or Scripts()
+        self._next_group: dict[str, int] = {}  # by stream: where the next turn begins
 
     def pause(self, topic: str, now_ms: int) -> None:
         """Let no message of a topic leave the schedule from now on; those that come due are held. Saying it twice does nothing.
@@ -185,12 +188,11 @@ class Topics:
         for keys in self._shards:
             with translated_errors():
                 kinds = self._client.hgetall(keys.groups(topic))
-            for name in self._group_names(keys.stream(topic)):
-                is_ordered = kinds.get(name.encode()) == ORDERED.encode()
-                info = found.get(name) or GroupInfo(name, 0, 0, None, is_ordered, ())
-                for stream in (keys.stream(topic), keys.retry(topic, name)):
-                    info = self._add(info, stream)
-                found[name] = info
+                for row, first, consumers in self._rows_of_groups(keys, topic):
+                    name = _text(row["name"])
+                    is_ordered = kinds.get(row["name"]) == ORDERED.encode()
+                    info = found.get(name) or GroupInfo(name, 0, 0, None, is_ordered, ())
+                    found[name] = _add(info, row, first, consumers)
         return [found[name] for name in sorted(found)]
 
     def drop_group(self, topic: str, group: str) -> bool:
@@ -217,8 +219,9 @@ class Topics:
         oldest_ms = now_ms - settings.retain_sec * 1000 if settings.retain_sec else 0
         limits = [settings.retain_messages, max(0, oldest_ms), int(settings.trim_unread), TRIM_LIMIT]
         stream = keys.stream(topic)
-        streams = [stream, *(keys.retry(topic, group) for group in self._group_names(stream))]
-        dropped = sum(int(run_script(self._client, self._scripts, "trim", [each], limits)) for each in streams)
+        streams = [stream, *(keys.retry(topic, group) for group in self._groups_of_turn(stream))]
+        calls = [("trim", [each], limits) for each in streams]
+        dropped = sum(map(int, run_scripts(self._client, self._scripts, calls)))
         if dropped == 0:
             self._forget_if_empty(keys, topic)
         return dropped
@@ -228,39 +231,68 @@ class Topics:
         names = [keys.topics(), *streams, keys.held(topic), keys.rate_limits(), keys.groups(topic)]
         run_script(self._client, self._scripts, "forget_topic", names, [topic, ""])
 
-    def _group_names(self, stream: str) -> list[str]:
+    def _groups_of_turn(self, stream: str) -> list[str]:
+        """Return the groups of a stream, or some of many: the next ones at the next call."""
         with translated_errors():
-            if not self._client.exists(stream):
-                return []
-            return [_text(group["name"]) for group in self._client.xinfo_groups(stream)]
+            names = [_text(row["name"]) for row in self._groups_in([stream])[0]]
+        first = self._next_group.get(stream, 0) if len(names) > GROUPS_A_TURN else 0
+        turn = names[first : first + GROUPS_A_TURN]
+        self._next_group[stream] = first + len(turn) if first + len(turn) < len(names) else 0
+        return turn
 
-    def _add(self, info: GroupInfo, stream: str) -> GroupInfo:
-        with translated_errors():
-            if not self._client.exists(stream):
-                return info
-            for group in self._client.xinfo_groups(stream):
-                if _text(group["name"]) != info.name:
-                    continue
-                first = self._client.xpending(stream, group["name"])["min"]
-                times = [info.oldest_pending_ms, int(first.partition(b"-")[0]) if first else None]
-                return GroupInfo(
-                    info.name,
-                    None if info.lag is None or group["lag"] is None else info.lag + group["lag"],
-                    info.pending + group["pending"],
-                    min((ms for ms in times if ms is not None), default=None),
-                    info.ordered,
-                    self._consumers(info, stream, group["name"]),
-                )
-        return info
+    def _groups_in(self, streams: Sequence[str]) -> list[list[Any]]:
+        """Return the groups of each stream; none of one that is not there."""
+        there = self._ask([("EXISTS", stream) for stream in streams])
+        answers = iter(
+            self._ask([("XINFO GROUPS", stream) for stream, exists in zip(streams, there, strict=True) if exists])
+        )
+        return [next(answers) if exists else [] for exists in there]
 
-    def _consumers(self, info: GroupInfo, stream: str, group: bytes) -> list[ConsumerInfo]:
-        """Add the consumers of one stream to those of the others."""
-        found = {each.name: each for each in info.consumers}
-        for row in self._client.xinfo_consumers(stream, group):
-            name = _text(row["name"])
-            before = found.get(name, ConsumerInfo(name, 0, row["idle"]))
-            found[name] = ConsumerInfo(name, before.pending + row["pending"], min(before.idle_ms, row["idle"]))
-        return [found[name] for name in sorted(found)]
+    def _rows_of_groups(self, keys: Keys, topic: str) -> Iterator[tuple[Any, bytes | None, Sequence[Any]]]:
+        """Walk the groups of a topic, each in its stream and in that of its retries.
+
+        Yields:
+            What Redis says of it there, the first entry that is pending, and its consumers.
+        """
+        stream = keys.stream(topic)
+        [rows] = self._groups_in([stream])
+        retries = [keys.retry(topic, _text(row["name"])) for row in rows]
+        places = [(stream, row) for row in rows]
+        for retry, row, again in zip(retries, rows, self._groups_in(retries), strict=True):
+            places += [(retry, each) for each in again if each["name"] == row["name"]]
+        pendings = iter(self._ask([("XPENDING", key, row["name"]) for key, row in places if row["pending"]]))
+        consumers = iter(self._ask([("XINFO CONSUMERS", key, row["name"]) for key, row in places if row["consumers"]]))
+        for _, row in places:
+            first = next(pendings)["min"] if row["pending"] else None
+            yield row, first, next(consumers) if row["consumers"] else ()
+
+    def _ask(self, commands: Sequence[tuple[Any, ...]]) -> list[Any]:
+        """Give commands, many in a round trip."""
+        answers: list[Any] = []
+        for start in range(0, len(commands), COMMANDS_AHEAD):
+            pipeline = self._client.pipeline(transaction=False)
+            for command in commands[start : start + COMMANDS_AHEAD]:
+                pipeline.execute_command(*command)
+            answers += pipeline.execute()
+        return answers
+
+
+def _add(info: GroupInfo, row: Any, first: bytes | None, consumers: Sequence[Any]) -> GroupInfo:
+    """Add what is known of a group in one stream to what is known of it in others."""
+    times = [info.oldest_pending_ms, int(first.partition(b"-")[0]) if first else None]
+    found = {each.name: each for each in info.consumers}
+    for each in consumers:
+        name = _text(each["name"])
+        before = found.get(name, ConsumerInfo(name, 0, each["idle"]))
+        found[name] = ConsumerInfo(name, before.pending + each["pending"], min(before.idle_ms, each["idle"]))
+    return GroupInfo(
+        info.name,
+        None if info.lag is None or row["lag"] is None else info.lag + row["lag"],
+        info.pending + row["pending"],
+        min((ms for ms in times if ms is not None), default=None),
+        info.ordered,
+        [found[name] for name in sorted(found)],
+    )
 
 
 def _text(name: bytes) -> str:

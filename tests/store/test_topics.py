@@ -16,7 +16,7 @@ from pipeline.store.groups import GroupStore
 from pipeline.store.keys import Keys
 from pipeline.store.redis_store import RedisStore
 from pipeline.store.stats import Stats, read_stats
-from pipeline.store.topics import TRIM_LIMIT, Topics
+from pipeline.store.topics import GROUPS_A_TURN, TRIM_LIMIT, Topics
 from tests.store.builders import set_topic
 from tests.store.conftest import START_MS
 
@@ -551,3 +551,56 @@ def test_a_group_that_is_dropped_leaves_nothing_and_what_is_due_for_it_later_is_
     assert not world.client.exists(*left)
     assert group.register("0-0", ordered=False), "it can be registered anew, as another kind"
     assert world.topics().drop_group("mail", "billing")
+
+
+class TestManyGroups:
+    """What a look at a topic costs grows with its groups, not with their square."""
+
+    GROUPS = 250
+
+    def fill(self, world: World) -> list[str]:
+        names = [f"group-{number:03}" for number in range(self.GROUPS)]
+        stream = world.keys.stream("mail")
+        for number in range(3):
+            world.client.xadd(stream, {"message": f"{number}"}, id=f"{1_000 + number}-0")
+        world.client.sadd(world.keys.topics(), "mail")
+        for name in names:
+            for key in (stream, world.keys.retry("mail", name)):
+                world.client.xgroup_create(key, name, "0-0", mkstream=True)
+        return names
+
+    def calls(self, world: World, command: str) -> int:
+        found = world.client.info("commandstats").get(f"cmdstat_{command}", {"calls": 0})
+        return int(found["calls"])
+
+    def test_each_stream_is_asked_for_its_groups_once(self, world: World) -> None:
+        names = self.fill(world)
+        again = world.keys.retry("mail", names[7])
+        world.client.xadd(again, {"message": "again"}, id="2000-0")
+        world.client.xreadgroup(names[7], "c", {world.keys.stream("mail"): ">"}, count=2)
+        world.client.xreadgroup(names[7], "c", {again: ">"})
+        world.client.config_resetstat()
+        found = world.topics().groups("mail")
+        assert self.calls(world, "xinfo|groups") == 1 + self.GROUPS
+        assert self.calls(world, "xpending") == self.calls(world, "xinfo|consumers") == 2
+        assert [each.name for each in found] == names
+        info = found[7]
+        assert (info.lag, info.pending, info.oldest_pending_ms) == (1, 3, 1_000)
+        assert [(each.name, each.pending) for each in info.consumers] == [("c", 3)]
+        assert {(each.lag, each.pending, each.oldest_pending_ms) for each in found if each is not info} == {
+            (3, 0, None)
+        }
+
+    def test_the_retries_of_so_many_groups_are_trimmed_at_a_time_and_in_the_end_of_all(self, world: World) -> None:
+        names, topics = self.fill(world), world.topics()
+        retries = [world.keys.retry("mail", name) for name in names]
+        for retry in retries:
+            world.client.xadd(retry, {"message": "again"}, id="2000-0")
+        world.client.config_resetstat()
+        limits = replace(STREAM, retain_messages=0, retain_sec=1, trim_unread=True)
+        turns = []
+        for _ in range(3):
+            topics.trim(world.keys, "mail", limits, 10_000)
+            turns.append(sum(world.client.xlen(retry) == 0 for retry in retries))
+        assert turns == [GROUPS_A_TURN, 2 * GROUPS_A_TURN, self.GROUPS]
+        assert self.calls(world, "xinfo|groups") == 3, "and trim_unread asks none"
