@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from pipeline.client import Duetime
 from pipeline.core.messages import Message
 from tests.e2e.commands import ROOT, Checkout
 from tests.servers import RealServer, real_server
@@ -121,3 +122,14 @@ def test_a_producer_says_when_redis_refuses_and_takes_only_what_a_file_may_hold(
         assert (done.returncode, done.stdout) == (1, "")
         assert "scheduled: " in done.stderr and "maxmemory" in done.stderr
         assert server.client().zcard(bucket) == 1
+
+
+def test_the_producer_in_python_schedules_once_for_an_id() -> None:
+    command = [sys.executable, f"{ROOT}/examples/python/schedule.py", "60", "mail"]
+    with real_server() as server:
+        said = [attempt([*command, text, "tea-17"], server).stdout for text in ("tea", "tea", "other")]
+        assert said == ["tea-17 is scheduled\n"] + ["tea-17 is known: the first message with it counts\n"] * 2
+        with Duetime(server.url) as duetime:
+            assert [waiting.message.body for waiting in duetime.upcoming()] == ["tea"]
+            assert duetime.cancel("tea-17").state == "cancelled"
+        assert attempt([*command, "tea", "a b"], server).returncode == 2
