@@ -170,7 +170,8 @@ class Access:
             Problem: ``rate_exceeded``: too many tokens came from the address that are not known.
         """
         # Who shares an address with everybody, such as that of a proxy, can't be told from others: nobody is locked out there.
-        counts = self._failures_max and address != UNIX and not is_loopback(address)
+        is_shared = address == UNIX or is_loopback(address) or self._is_proxy(address)
+        counts = self._failures_max and not is_shared
         place, now = _network_of(address) if counts else "", self._now_sec()
         since, failures = self._failures.get(place, (now, 0))
         if now - since >= FAILURES_SEC:

@@ -178,7 +178,7 @@ class Api:
             async with asyncio.timeout(LOOK_SEC):
                 asked = self._probe_thread.submit(Topics(self.client, self.shards).now_ms)
                 await asyncio.wrap_future(asked)
-        except (StoreError, TimeoutError):
+        except (StoreError, ConfigError, TimeoutError):
             return False
         return True
 

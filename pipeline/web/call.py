@@ -4,6 +4,7 @@ import asyncio
 import json
 import re
 import secrets
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, TypeVar
 from urllib.parse import parse_qsl, quote
@@ -215,7 +216,7 @@ class Call:
 def _object_of(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) < len(pairs):
-        twice = next(name for name in found if [each for each, _ in pairs].count(name) > 1)
+        [(twice, _)] = Counter(name for name, _ in pairs).most_common(1)
         raise Problem(Reason.DUPLICATE_KEY, f"The field {twice[:80]!r} is there twice.")
     return found
 

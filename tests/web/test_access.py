@@ -203,6 +203,15 @@ def test_proxies_are_addresses_or_networks(text: str) -> None:
         Access(ApiSettings(trusted_proxies=text), [], lambda: 0.0)
 
 
+def test_a_proxy_that_does_not_say_for_whom_it_asks_is_not_locked_out(tokens: Path) -> None:
+    settings = ApiSettings(failed_tokens_max=1, trusted_proxies="10.0.0.0/8")
+    access = Access(settings, read_tokens(str(tokens)), lambda: 0.0)
+    assert access.address_of("10.1.1.1", "203.0.113.9:4711") == "10.1.1.1", "with a port it is no address"
+    for _ in range(3):
+        assert access.mark_of(b"wrong", "10.1.1.1") is None
+    assert access.mark_of(b"look", "10.1.1.1")
+
+
 def test_the_unix_socket_may_be_that_of_a_proxy() -> None:
     trusting = Access(ApiSettings(trusted_proxies="unix, 10.0.0.0/8"), [], lambda: 0.0)
     assert trusting.address_of("", "203.0.113.9, 10.1.1.1") == "203.0.113.9"
