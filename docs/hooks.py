@@ -29,6 +29,9 @@ from pipeline.config import ENV_PREFIX, Settings  # noqa: E402
 from pipeline.core.clock import SystemClock  # noqa: E402
 from pipeline.drain.metrics import LoopCollector  # noqa: E402
 from pipeline.drain.stats import Totals  # noqa: E402
+from pipeline.ingest.hydration import HydrationTotals  # noqa: E402
+from pipeline.ingest.metrics import HydratorCollector, IngestCollector  # noqa: E402
+from pipeline.ingest.progress import BatchReporter  # noqa: E402
 from pipeline.store.stats import Forecast  # noqa: E402
 from pipeline.web.meters import Meters  # noqa: E402
 from pipeline.web.openapi import contract  # noqa: E402
@@ -212,7 +215,7 @@ def _named(schema: Mapping[str, Any]) -> str:
 
 
 def _metrics() -> str:
-    """Return what drain loops, webhooks and APIs export, as they themselves describe it."""
+    """Return what the jobs and APIs export, as they themselves describe it."""
     forecast = Forecast(now_ms=0, buckets={}, overdue_ms=0, held=0, next_due_ms=0, outbox=0, outbox_ms=0, lags={})
     loop = LoopCollector("duetime", Totals(), lambda: forecast, SystemClock())
     reading, redis = SimpleNamespace(bytes=0), SimpleNamespace(namespace="duetime")
@@ -221,6 +224,12 @@ def _metrics() -> str:
     )
     page = ["# Metrics", "", "[Operations](../operations.md#metrics) says what to watch and when to page.", ""]
     page += ["## Drain loops", "", "`jobs/drain.py --metrics-port 9464`", "", *_table(loop.collect())]
+    reporter = BatchReporter("", "", None, print, SystemClock())
+    page += ["", "## Ingest", "", "`jobs/ingest.py --metrics-port 9471`", ""]
+    page += _table(IngestCollector("duetime", reporter).collect())
+    hydrator: Any = SimpleNamespace(is_well=True, last_success_ms=1, totals=HydrationTotals())
+    page += ["", "## Cold messages", "", "`jobs/hydrate.py --metrics-port 9472`", ""]
+    page += _table(HydratorCollector("duetime", hydrator).collect())
     webhooks = Webhooks(None, Settings(), [], {}, SystemClock(), "")
     posting = WebhooksCollector("duetime", webhooks)
     page += ["", "## Webhooks", "", "`jobs/webhooks.py --metrics-port 9465`", "", *_table(posting.collect())]

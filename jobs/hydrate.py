@@ -7,17 +7,21 @@ import secrets
 import socket
 from collections.abc import Callable
 from contextlib import ExitStack
+from functools import partial
 from threading import Event
+from typing import TYPE_CHECKING
 
 from pipeline.cli import (
     EXIT_SUCCESS,
     Connection,
     Stop,
+    add_metrics_options,
     announce_ready,
     new_parser,
     open_connection,
     parse_command,
     run_main,
+    serve_metrics,
 )
 from pipeline.config import Settings
 from pipeline.core.background import Background
@@ -32,6 +36,9 @@ from pipeline.ingest.stores import WriterSettings
 from pipeline.store.cold import HydratorHeartbeat
 from pipeline.store.replication import FailoverWatch, may_fail_over
 from pipeline.store.shards import open_shards
+
+if TYPE_CHECKING:
+    from pipeline.ingest.metrics import HydratorCollector
 
 LOOK_SEC = 10.0  # between two looks at the folder
 LOOK_AGAIN_SEC = 1.0  # of one that runs once, while another process brings in what it waits for
@@ -48,7 +55,8 @@ def parse_arguments(arguments: list[str]) -> tuple[argparse.Namespace, Settings]
     parser = new_parser("hydrate", __doc__ or "")
     parser.add_argument("--folder", metavar="DIR", help="the cold folder, or its URL (default: cold.folder)")
     parser.add_argument("--once", action="store_true", help="bring in what is due soon, then exit 0")
-    return parse_command(parser, arguments, "cold", "folder")
+    add_metrics_options(parser)
+    return parse_command(parser, arguments, "cold", "folder", "metrics_host", "metrics_port")
 
 
 def open_hydrator(settings: Settings, connection: Connection, cold: ColdPlace, name: str, stop: Stop) -> Hydrator:
@@ -79,6 +87,13 @@ def open_hydrator(settings: Settings, connection: Connection, cold: ColdPlace, n
     )
 
 
+def new_collector(namespace: str, hydrator: Hydrator) -> "HydratorCollector":
+    """Return what serves the metrics of the job; only who has them served loads their library."""
+    from pipeline.ingest.metrics import HydratorCollector
+
+    return HydratorCollector(namespace, hydrator)
+
+
 def main(arguments: list[str], stop: Stop) -> int:
     """Bring messages in until stopped, or once."""
     given, settings = parse_arguments(arguments)
@@ -91,6 +106,8 @@ def main(arguments: list[str], stop: Stop) -> int:
         hydrator = open_hydrator(settings, connection, cold, name, stop)
         stack.callback(lambda: log.info("brought %s into Redis", hydrator.totals))
         stack.callback(_quietly, hydrator.leave)
+        collector = partial(new_collector, connection.settings.namespace, hydrator)
+        serve_metrics(settings.cold.metrics_host, settings.cold.metrics_port, collector)
         heartbeat = HydratorHeartbeat(connection.client, connection.shards[0], name, SystemClock(), hydrator.progress)
         stack.callback(heartbeat.publish, has_ended=True)
         background = Background([heartbeat])

@@ -18,11 +18,13 @@ from pipeline.cli import (
     EXIT_SUCCESS,
     Connection,
     Stop,
+    add_metrics_options,
     announce_ready,
     new_parser,
     open_connection,
     parse_command,
     run_main,
+    serve_metrics,
 )
 from pipeline.config import Settings
 from pipeline.core.background import Background
@@ -33,7 +35,7 @@ from pipeline.ingest.cold_folder import ColdPlace
 from pipeline.ingest.cold_opening import open_cold
 from pipeline.ingest.executors import check_executors
 from pipeline.ingest.loop import Restarts, run_once, run_to_the_end, run_until_stopped, wait_for_first_look
-from pipeline.ingest.progress import BatchReporter
+from pipeline.ingest.progress import BatchReporter, collector_of
 from pipeline.ingest.query import (
     Tries,
     bind_checkpoint,
@@ -95,7 +97,8 @@ def parse_arguments(arguments: list[str]) -> tuple[argparse.Namespace, Settings]
     )
     parser.add_argument("--trigger", metavar="TIME", help="how often to look for files (default: '100 milliseconds')")
     parser.add_argument("--once", action="store_true", help="read what is there, then exit 0")
-    names = ("source", "input", "host", "port", "checkpoint", "rejects", "trigger")
+    add_metrics_options(parser)
+    names = ("source", "input", "host", "port", "checkpoint", "rejects", "trigger", "metrics_host", "metrics_port")
     kafka = {f"kafka_{name}": ("kafka", name) for name in ("servers", "topics", "format")}
     return parse_command(parser, arguments, "ingest", *names, **kafka)
 
@@ -240,6 +243,7 @@ def _run(
     patience_ms = patience_ms_of(connection.settings, settings.ingest.shard_patience_sec if can_wait else 0)
     publish = partial(write_ingest, connection.client, connection.shards[0])
     reporter = BatchReporter(source.source_id, source.reads, landing, publish, clock, settings.ingest.rejects)
+    serve_metrics(settings.ingest.metrics_host, settings.ingest.metrics_port, partial(collector_of, settings, reporter))
     spark.streams.addListener(reporter)
     writer_settings = settings_of_writers(settings, connection, source, rejects_mark, patience_ms, cold)
     # Redis was there when the job was started: a restart of it, while Spark starts, is waited for as later.

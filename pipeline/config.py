@@ -42,7 +42,6 @@ PositiveHours = Annotated[float, Meta(gt=0, le=8_784, description="greater than 
 PositiveSec = Annotated[float, Meta(gt=0, le=86_400, description="greater than 0, and at most 86400")]
 LeaseSec = Annotated[float, Meta(ge=0.1, le=86_400, description="0.1 to 86400")]
 KafkaTopic = Annotated[str, Meta(pattern=r"\A[A-Za-z0-9._-]{0,249}\Z", description="at most 249 of A-Z a-z 0-9 . _ -")]
-MetricsPort = Annotated[int, Meta(ge=0, le=65_535, description="0 (off) to 65535")]
 WebUrl = Annotated[str, Meta(pattern=URL_PATTERN, description=URL_RULE)]
 SINKS = get_args(SinkName)
 
@@ -61,7 +60,15 @@ class RedisSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class IngestSettings:
+class MetricsSettings:
+    """Where a job serves its metrics."""
+
+    metrics_host: Annotated[str, Meta(min_length=1, description="an address of this machine")] = "127.0.0.1"
+    metrics_port: Annotated[int, Meta(ge=0, le=65_535, description="0 (off) to 65535")] = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IngestSettings(MetricsSettings):
     """What is read, where its traces go, and in which portions."""
 
     source: Literal["files", "socket", "kafka"] = "files"
@@ -103,7 +110,7 @@ class KafkaSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ColdSettings:
+class ColdSettings(MetricsSettings):
     """Where messages wait that are due long after they came in, and when they come back."""
 
     folder: str = ""
@@ -112,7 +119,7 @@ class ColdSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DrainSettings:
+class DrainSettings(MetricsSettings):
     """How messages are claimed and shown."""
 
     sink: SinkName = "screen"
@@ -124,8 +131,6 @@ class DrainSettings:
     id_retention_sec: Positive = 86_400
     max_rate: ZeroIsOff = 0
     topics_max: Annotated[int, Meta(ge=1, le=1_000, description="1 to 1000")] = 100
-    metrics_host: Annotated[str, Meta(min_length=1, description="an address of this machine")] = "127.0.0.1"
-    metrics_port: MetricsPort = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,11 +156,8 @@ class TopicSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WebhookSettings:
+class WebhookSettings(MetricsSettings):
     """Where the job that posts webhooks serves its metrics; what it posts are settings of topics."""
-
-    metrics_host: Annotated[str, Meta(min_length=1, description="an address of this machine")] = "127.0.0.1"
-    metrics_port: MetricsPort = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -256,12 +258,7 @@ def load_settings(
         merged[section][key] = _resolve_path(getattr(SECTIONS[section](), key), home)
     layers: tuple[tuple[Mapping[str, Mapping[str, Any]], Path, bool, Callable[[str, str], str]], ...] = (
         (from_file, home, False, lambda section, key: f" ({path}{_line_of(text, section, key)})"),
-        (
-            _read_environ(environ),
-            home,
-            True,
-            lambda section, key: f" (from {ENV_PREFIX}{section.upper()}_{key.upper()})",
-        ),
+        (_read_environ(environ), home, True, lambda part, key: f" (from {ENV_PREFIX}{part.upper()}_{key.upper()})"),
         (flags, Path.cwd(), True, lambda section, key: ""),
     )
     given: dict[str, dict[str, Value]] = {}

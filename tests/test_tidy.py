@@ -42,7 +42,7 @@ HOMES = {
     "inotify_simple": {"landing"},
     "confluent_kafka": {"ingest", "kafka"},
     "tqdm": {"ingest"},
-    "prometheus_client": {"drain", "metrics", "web", "webhooks"},
+    "prometheus_client": {"drain", "ingest", "metrics", "web", "webhooks"},
     "starlette": {"web"},
     "uvicorn": {"web"},
     "jinja2": {"web"},

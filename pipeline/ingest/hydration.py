@@ -97,8 +97,14 @@ class Hydrator:
         self._next_due_ms: dict[ColdName, int] = {}  # of files that are begun; what is not here is known by its name
         self.totals = HydrationTotals()
         self.until_ms = 0
+        self.last_success_ms = 0
         self._is_done = False
         self._problem = ""
+
+    @property
+    def is_well(self) -> bool:
+        """Whether there was a look, and nothing in the way of the last one."""
+        return self.until_ms > 0 and not self._problem
 
     def progress(self, name: str, started_ms: int) -> HydratorProgress:
         """Return what it has done."""
@@ -127,6 +133,8 @@ class Hydrator:
             self._is_done, self._problem = False, str(exc)
             raise
         self._problem = ""
+        if self._is_done:
+            self.last_success_ms = self._clock.wall_ms()
         return self._is_done
 
     def _look(self) -> bool:

@@ -188,7 +188,12 @@ class LandingFiles:
         return [name for name in markers if name not in stored]
 
     def oldest_waiting_ms(self) -> int | None:
-        """Return how long the oldest file that is not stored has waited since it was landed; 0 if none waits, None if unknown.
+        """Return how long the oldest file that is not stored has waited since it was landed; 0 if none waits, None if unknown."""
+        backlog = self.backlog()
+        return None if backlog is None else backlog[1]
+
+    def backlog(self) -> tuple[int, int] | None:
+        """Return how many files are not stored, and how long the oldest of them has waited; None if that is not known.
 
         It costs a listing of at most ``LISTED_MAX`` names; with more the oldest of those is taken.
         """
@@ -200,7 +205,8 @@ class LandingFiles:
             return None
         waiting = tokens.difference([""], self._left.copy(), *self._stored.copy().values())
         # Tokens sort by time. One that was made in the same millisecond as others is a little ahead of the clock.
-        return max(0, self._clock.wall_ms() - token_epoch_ms(min(waiting))) if waiting else 0
+        oldest_ms = max(0, self._clock.wall_ms() - token_epoch_ms(min(waiting))) if waiting else 0
+        return len(waiting), oldest_ms
 
     def _planned(self, batch_id: int) -> set[str]:
         if self._checkpoint is None:

@@ -13,7 +13,9 @@ from pyspark.sql.streaming.listener import (
     StreamingQueryListener,
 )
 
+from pipeline.config import Settings
 from pipeline.core.clock import Clock
+from pipeline.core.lateness import Lateness
 from pipeline.core.text import count_text, nonzero_text
 from pipeline.ingest.landed import LandingFiles
 from pipeline.ingest.summary import Summary
@@ -48,7 +50,10 @@ class BatchReporter(StreamingQueryListener):
         rejects: str = "rejects",
     ) -> None:
         self._source_id = source_id
-        self._reads = reads
+        self.reads = reads
+        self.is_running = False
+        self.batch_times = Lateness()
+        self.last_batch_ms = 0
         self._landing = landing
         self._record = record
         self._rejects = rejects
@@ -83,6 +88,15 @@ class BatchReporter(StreamingQueryListener):
             if len(self._stored) > PENDING_MAX:  # of batches that were cut off before they were committed
                 del self._stored[next(iter(self._stored))]
 
+    def counts(self) -> dict[str, int]:
+        """Return how many batches were committed, and what became of their lines, by the names of ``IngestProgress``."""
+        names = ("lines", "stored", "duplicates", "rejected", "cancelled", "replaced", "late")
+        return {"batches": self._batches} | {name: getattr(self._total, name) for name in names}
+
+    def backlog(self) -> tuple[int, int] | None:
+        """Return how many files wait, and how long the oldest does in ms; None if it is not known; see ``LandingFiles``."""
+        return self._landing.backlog() if self._landing else None
+
     def total_text(self) -> str:
         """Return what was stored, all together, also of a batch of which Spark has not told yet: ``3 batches: 12 lines, …``."""
         self._count_rest()
@@ -102,6 +116,7 @@ class BatchReporter(StreamingQueryListener):
         self._run_id = event.runId
         self._count_rest()
         self._has_ended.clear()
+        self.is_running = True
 
     def onQueryProgress(self, event: QueryProgressEvent) -> None:  # noqa: N802 (Spark's name)
         """Count a committed batch, then delete its files: of ten thousand that takes seconds."""
@@ -116,6 +131,7 @@ class BatchReporter(StreamingQueryListener):
     def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:  # noqa: N802 (Spark's name)
         """Note that no more events come."""
         if event.runId == self._run_id:
+            self.is_running = False
             self._has_ended.set()
 
     def _count(self, event: QueryProgressEvent) -> None:
@@ -125,9 +141,7 @@ class BatchReporter(StreamingQueryListener):
         if stored is None or not stored[0].lines:
             return
         summary, elapsed_sec, waited_ms = stored
-        self._total.add(summary)
-        self._batches += 1
-        self._files += event.progress.numInputRows  # a file is a row where Spark reads it
+        self._add(summary, elapsed_sec, event.progress.numInputRows)  # a file is a row where Spark reads it
         try:
             self._record(self._progress(event.progress, summary, elapsed_sec, waited_ms))
         except Exception as exc:
@@ -137,17 +151,22 @@ class BatchReporter(StreamingQueryListener):
         """Count the batches that were stored and of which no event has come; one that still comes finds nothing to count."""
         with self._lock:
             rest, self._stored = [*self._stored.values()], {}
-        for summary, _, _ in rest:
+        for summary, elapsed_sec, _ in rest:
             if summary.lines:
-                self._total.add(summary)
-                self._batches += 1
-                self._files += len(summary.file_tokens)
+                self._add(summary, elapsed_sec, len(summary.file_tokens))
+
+    def _add(self, summary: Summary, elapsed_sec: float, files: int) -> None:
+        self._total.add(summary)
+        self._batches += 1
+        self._files += files
+        self.batch_times.add(round(elapsed_sec * 1_000))
+        self.last_batch_ms = self._clock.wall_ms()
 
     def _progress(self, event: Any, summary: Summary, elapsed_sec: float, waited_ms: int | None) -> IngestProgress:
         total = self._total
         return IngestProgress(
             source_id=self._source_id,
-            reads=self._reads,
+            reads=self.reads,
             started_ms=self._started_ms,
             batches=self._batches,
             files=self._files,
@@ -160,7 +179,7 @@ class BatchReporter(StreamingQueryListener):
             replaced=total.replaced,
             late=total.late,
             stored_again=total.stored_again,
-            last_batch_ms=self._clock.wall_ms(),
+            last_batch_ms=self.last_batch_ms,
             last_lines=summary.lines,
             last_lines_per_sec=_rate(summary, elapsed_sec),
             last_took_ms=event.durationMs.get("triggerExecution", 0),
@@ -168,6 +187,13 @@ class BatchReporter(StreamingQueryListener):
             last_lag=lag_of(event),
             last_phases_ms={name: ms for name, ms in event.durationMs.items() if name != "triggerExecution"},
         )
+
+
+def collector_of(settings: Settings, reporter: BatchReporter) -> Any:
+    """Return what serves the metrics of an ingest job; only who has them served loads their library."""
+    from pipeline.ingest.metrics import IngestCollector
+
+    return IngestCollector(settings.redis.namespace, reporter)
 
 
 def lag_of(progress: Any) -> int | None:

@@ -11,7 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from prometheus_client import CollectorRegistry, generate_latest
 
+from pipeline.core.clock import SystemClock
+from pipeline.ingest.metrics import IngestCollector
+from pipeline.ingest.progress import BatchReporter
 from tests.e2e.commands import ROOT, Command
 from tests.servers import RealServer
 from tests.web.running import running, settings_of, wait_until
@@ -63,11 +67,17 @@ def scrape_a_loop(server: RealServer) -> str:
         assert loop.stop() == 0
 
 
+def of_an_ingest_job() -> str:
+    registry = CollectorRegistry()
+    registry.register(IngestCollector("duetime", BatchReporter("s", "/in", None, lambda _: None, SystemClock())))
+    return generate_latest(registry).decode()
+
+
 def test_everything_that_is_shown_or_watched_is_served(server: RealServer, dashboard: dict[str, Any]) -> None:
     with running(settings_of(server.url)) as api:
         api.schedule(delay_sec=0, topic="mail").raise_for_status()
         api.schedule(delay_sec=3_600).raise_for_status()
-        there = served(api.get("/metrics").text) | served(scrape_a_loop(server))
+        there = served(api.get("/metrics").text) | served(scrape_a_loop(server)) | served(of_an_ingest_job())
     queries = [variable.get("definition", "") for variable in dashboard["templating"]["list"]]
     for text in ("\n".join([*expressions(dashboard), *queries]), ALERTS.read_text(encoding="utf-8")):
         wanted = set(re.findall(r"\b(?:duetime|process)_\w+", text))
