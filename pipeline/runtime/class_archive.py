@@ -43,8 +43,12 @@ def archive_environ(java: Java, spark_home: Path, conf_dir: Path, share: Path) -
     for_classes = {path.name for path in conf_dir.glob("*") if path.suffix in (".xml", ".properties", ".yaml")}
     if for_classes != {"log4j2.properties"}:
         return {}
-    jars = sorted((path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in spark_home.glob("jars/*.jar"))
-    fits = hashlib.sha256(repr((str(java.home), java.version, str(spark_home), jars)).encode()).hexdigest()[:12]
+    # What Java compares before it maps an archive: its jars, and its own archive, which an update in place replaces.
+    compared = sorted(
+        (str(path), path.stat().st_size, path.stat().st_mtime_ns)
+        for path in (*spark_home.glob("jars/*.jar"), *java.home.glob("lib/server/*.jsa"))
+    )
+    fits = hashlib.sha256(repr((str(java.home), java.version, str(spark_home), compared)).encode()).hexdigest()[:12]
     return {ARCHIVE: str(share / f"spark-{fits}.jsa")}
 
 

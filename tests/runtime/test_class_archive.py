@@ -30,8 +30,8 @@ def conf(tmp_path: Path) -> Path:
     return tmp_path / "conf"
 
 
-def java(version: str = "17.0.1") -> Java:
-    return Java(Path("/java"), version, "PATH", frozenset())
+def java(version: str = "17.0.1", home: Path = Path("/java")) -> Java:
+    return Java(home, version, "PATH", frozenset())
 
 
 def test_another_java_and_other_jars_have_an_archive_of_their_own(tmp_path: Path, spark_home: Path, conf: Path) -> None:
@@ -41,6 +41,19 @@ def test_another_java_and_other_jars_have_an_archive_of_their_own(tmp_path: Path
     names.append(archive_environ(java(), spark_home, conf, tmp_path)[ARCHIVE])
     assert names[0] == names[1]
     assert len(set(names)) == 3
+
+
+def test_a_java_that_was_updated_in_place_has_an_archive_of_its_own(
+    tmp_path: Path, spark_home: Path, conf: Path
+) -> None:
+    """It may keep its version, and maps no archive on top of one of its own that is another now."""
+    own = tmp_path / "java" / "lib" / "server" / "classes.jsa"
+    own.parent.mkdir(parents=True)
+    names = set()
+    for content in ("build 6", "build 10"):
+        own.write_text(content)
+        names.add(archive_environ(java(home=tmp_path / "java"), spark_home, conf, tmp_path)[ARCHIVE])
+    assert len(names) == 2
 
 
 @pytest.mark.parametrize("name", ["core-site.xml", "metrics.properties", "log4j2.yaml"])
@@ -150,7 +163,8 @@ def test_a_spark_of_these_tests_has_mapped_it() -> None:
     program = find_java({"JAVA_HOME": environ["JAVA_HOME"], "PATH": ""}).home / "bin" / "java"
     jars = Path(environ["SPARK_HOME"]) / "jars"
     path = f"{next(jars.glob('slf4j-api-*.jar'))}:{jars}/*"
-    options = [f"-XX:SharedArchiveFile={archive}", "-Xshare:on", "-Xlog:class+load", "-cp", path]
+    # The heap is that of a job: with the one that a large machine gives by itself Java lays objects out in another way.
+    options = [f"-XX:SharedArchiveFile={archive}", "-Xmx1g", "-Xlog:class+load", "-cp", path]
     command = [program, *options, "org.apache.spark.deploy.SparkSubmit", "--version"]
     said = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert "org.apache.spark.deploy.SparkSubmit source: shared objects file (top)" in said.stdout, said.stdout[:2000]
