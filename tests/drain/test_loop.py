@@ -125,6 +125,16 @@ def test_each_message_is_delivered_at_its_millisecond_across_a_bucket_boundary(w
     assert totals.delivered == len(dues)
 
 
+def test_what_is_acknowledged_is_known_by_its_idempotency_key_afterwards(world: World) -> None:
+    def member_of(line: int, key: str) -> bytes:
+        return Message(START_MS, "m", id=key).to_member(f"{TOKEN}{line:08x}")
+
+    world.store.schedule("s", transaction(identified=((1, START_MS, "order-1"),), member_of=member_of))
+    assert world.loop().run().delivered == 1
+    assert world.client.zscore(world.keys.ids(), "order-1") is not None, "it is remembered for a while"
+    assert world.client.hlen(world.keys.places()) == 0, "it has no place any more"
+
+
 def test_it_sleeps_to_the_next_due_time_and_never_longer_than_the_cap(world: World) -> None:
     world.store.schedule("s", transaction((1, START_MS + 2_300)))
     world.loop().run()

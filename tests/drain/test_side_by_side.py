@@ -135,7 +135,7 @@ def test_a_shard_that_does_not_answer_delays_no_other() -> None:
     thread = world.start()
     assert wait_until(lambda: sorted(world.sink.seen) == ["b", "c"], 10)
     may_answer.set()
-    thread.join(10)
+    thread.join(60)
     assert sorted(world.sink.seen) == ["a", "b", "c"]
 
 
@@ -167,7 +167,7 @@ def test_a_notification_wakes_the_loop_of_its_shard_alone() -> None:
     world.listener.channels = {SHARDS[1].wake()}
     assert wait_until(lambda: world.sink.seen == ["new"], 10)
     world.stop.set()
-    thread.join(10)
+    thread.join(60)
     assert not thread.is_alive()
     assert (claims[0], claims[2]) == (0, 0)
 
@@ -192,14 +192,14 @@ def test_what_fails_in_one_loop_ends_all_and_is_told(error: Exception) -> None:
 def test_a_stop_does_not_wait_for_a_turn_at_a_sink_that_is_blocked() -> None:
     world = World(["a"], ["b"], [], until=None)
     may_go = threading.Event()
-    world.sink.before = lambda text: may_go.wait(20)
+    world.sink.before = lambda text: may_go.wait(60)
     thread = world.start()
     assert wait_until(lambda: world.sink.inside == 1 and all(not shard.texts for shard in world.shards), 10)
     world.stop.set()
     waiting = next(shard for shard in world.shards[:2] if shard.claimed[0] not in "".join(world.sink.seen))
     assert wait_until(lambda: any(shard.texts for shard in world.shards[:2]), 10), "what had no turn is given back"
     may_go.set()
-    thread.join(10)
+    thread.join(60)
     assert not thread.is_alive()
     assert waiting is not None
     given_back = [text for shard in world.shards for text in shard.texts]
