@@ -138,7 +138,7 @@ def test_more_output_than_anybody_reads_ends_as_other_programs_do() -> None:
     code = "from pipeline.cli import run_main\nrun_main('job', lambda arguments, stop: [print('x') for _ in range(99_999)] and 0)"
     command = f'{sys.executable} -c "$1" | head -1; exit ${{PIPESTATUS[0]}}'
     ended = subprocess.run(
-        ["bash", "-c", command, "-", code], cwd=ROOT, capture_output=True, text=True, timeout=30, check=False
+        ["bash", "-c", command, "-", code], cwd=ROOT, capture_output=True, text=True, timeout=120, check=False
     )
     assert (ended.returncode, ended.stdout, ended.stderr) == (141, "x\n", "")
 
@@ -160,7 +160,7 @@ def main(arguments, stop):
 
 run_main("job", main)
 """
-    ended = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, timeout=30, check=False)
+    ended = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, timeout=120, check=False)
     lines = ended.stderr.decode().split("\n")
     assert ended.returncode == 2
     assert lines[0].endswith(r"left a\x1b[2J\nforged: all is well where it is")
@@ -212,7 +212,7 @@ run_main("job", main)
 
 def lines_of_job(*arguments: str) -> list[str]:
     command = [sys.executable, "-c", LOGGING_JOB, *arguments]
-    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=30, check=False)
+    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
     assert (ended.returncode, ended.stdout) == (2 if "--nonsense" in arguments else 1, "")
     return ended.stderr.splitlines()
 

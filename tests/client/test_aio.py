@@ -148,7 +148,7 @@ def test_when_storing_is_cancelled_so_is_every_call_that_waits_for_it(
 
         def try_all(messages: list[Message]) -> list[Stored | StoreError]:
             begun.set()
-            over.wait(20)
+            over.wait(60)
             return []
 
         monkeypatch.setattr(duetime, "try_all", try_all)

@@ -455,11 +455,11 @@ def test_threads_that_share_a_target_leave_it_in_peace_together(server: RealServ
         deliver_due(server)
         runner = threading.Thread(target=duetime.run_until, args=(stop, "mail", "billing", handle, 4, "beginning"))
         runner.start()
-        assert is_down.wait(10)
+        assert is_down.wait(60)
         while not client.zcard(KEYS.buckets()):
             assert runner.is_alive()
         duetime.schedule_many(Request(f"message {number}", delay=0, topic="mail") for number in range(8))
         deliver_due(server)
-        runner.join(20)
+        runner.join(60)
         client.flushall()  # what was not handled
     assert tried_sec[1] - tried_sec[0] >= 1

@@ -458,9 +458,9 @@ def test_a_message_that_comes_again_rings_and_a_dead_letter_makes_its_topic_know
     stage.send("a")
     with stage.client.pubsub() as bell:
         bell.subscribe(stage.keys.wake())
-        assert bell.get_message(timeout=5)["type"] == "subscribe"
+        assert bell.get_message(timeout=60)["type"] == "subscribe"
         consumer.nack(*consumer.take())
-        assert bell.get_message(timeout=5)["type"] == "message"
+        assert bell.get_message(timeout=60)["type"] == "message"
     stage.move_when_due()
     stage.client.delete(stage.keys.topics())
     assert consumer.nack(*consumer.take()) is Outcome.DEAD

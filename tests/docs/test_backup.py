@@ -27,7 +27,7 @@ def type_all(commands: list[tuple[str, str]], folder: Path) -> None:
     """Run commands of the page, with the server of the tests as ``redis-server``."""
     environ = os.environ | {"PATH": f"{folder}/bin:{os.environ['PATH']}"}
     for command, _ in commands:
-        subprocess.run(["bash", "-c", command], cwd=folder, env=environ, check=True, timeout=30)
+        subprocess.run(["bash", "-c", command], cwd=folder, env=environ, check=True, timeout=120)
 
 
 @pytest.fixture

@@ -317,7 +317,7 @@ class TestFolder:
             world.hydrator().look()
         assert not done
         away.rename(world.path)
-        writing.join(20)
+        writing.join(60)
         assert done == [Summary(lines=1, stored=1)]
         assert world.hydrate() == 2
 

@@ -100,7 +100,7 @@ class Campaign:
     def kill_loop(self) -> None:
         at = self._random.randrange(LOOPS)
         self._loops[at].process.kill()
-        self._loops[at].process.wait(10)
+        self._loops[at].process.wait(60)
         self._loops[at] = self._start_loop()
 
     def freeze_loop(self) -> None:
@@ -133,7 +133,7 @@ class Campaign:
     def kill_ingest(self) -> None:
         """Kill the driver with Java and the workers; the next one reads other portions."""
         kill_tree(self._ingest.process.pid)
-        self._ingest.process.wait(10)
+        self._ingest.process.wait(60)
         self._ingest = self._start_ingest()
 
     def _start_ingest(self) -> Command:

@@ -115,7 +115,7 @@ class Intake:
 
     def delete_before(self, offset: int) -> None:
         [answer] = self.broker.admin.delete_records([TopicPartition(self.topic, 0, offset)]).values()
-        answer.result(10)
+        answer.result(60)
 
     def stored(self) -> list[Message]:
         client = connect(self.redis)

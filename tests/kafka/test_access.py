@@ -80,7 +80,7 @@ class Guarded:
 
     def _alter(self, change: UserScramCredentialUpsertion | UserScramCredentialDeletion) -> None:
         [altered] = self.broker.admin.alter_user_scram_credentials([change]).values()
-        altered.result(10)
+        altered.result(60)
 
     def make_topic(self) -> str:
         name = f"t-{uuid.uuid4().hex}"
@@ -98,8 +98,8 @@ class Guarded:
         """Give or deny a right; returns when it counts."""
         rule = (ResourceType.TOPIC, topic, ResourcePatternType.LITERAL, f"User:{user}", "*", operation, kind)
         [made] = self.broker.admin.create_acls([AclBinding(*rule)]).values()
-        made.result(10)
-        assert wait_until(lambda: self.broker.admin.describe_acls(AclBindingFilter(*rule)).result(10) != [], 10)
+        made.result(60)
+        assert wait_until(lambda: self.broker.admin.describe_acls(AclBindingFilter(*rule)).result(60) != [], 10)
 
     def grant_all(self, topic: str, user: str = "duetime") -> None:
         """Give what docs/kafka.md says that the job needs."""

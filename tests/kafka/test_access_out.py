@@ -51,7 +51,7 @@ class Writer:
             pattern = ResourcePatternType.PREFIXED if name.endswith("-") else ResourcePatternType.LITERAL
             rule = (kind, name, pattern, f"User:{self.user}", "*", operation, AclPermissionType.ALLOW)
             [made] = admin.create_acls([AclBinding(*rule)]).values()
-            made.result(10)
+            made.result(60)
 
     def write(self, exactly_once: bool = True) -> dict[str, str]:
         """Write a message; returns why it was refused, if it was."""

@@ -90,7 +90,7 @@ def test_whatever_dies_each_record_is_stored_once(checkout: Checkout) -> None:
             before = pipeline.bodies().total()
             job.wait_for(lambda _, before=before: pipeline.bodies().total() > before + 100, "something stored")
             kill_tree(job.process.pid)
-            job.process.wait(10)
+            job.process.wait(60)
             send(600)
         job = pipeline.ingest(DUETIME_KAFKA_OFFSETS_PER_TRIGGER="150", DUETIME_INGEST_TRANSACTION_MESSAGES="20")
         job.wait_for(lambda _: pipeline.bodies().total() > 900, "something stored")

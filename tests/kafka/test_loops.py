@@ -85,7 +85,7 @@ def test_a_loop_whose_broker_is_away_waits_and_holds_up_nothing_else(checkout: C
         said = [line for _, line in loop.err if "messages for Kafka wait" in line]
         assert 1 <= len(said) <= 2, "once for each time that it was away"
         assert "Traceback" not in loop.screen()
-        assert "absent" not in broker.admin.list_topics(timeout=10).topics
+        assert "absent" not in broker.admin.list_topics(timeout=60).topics
         outflow.close()
 
 

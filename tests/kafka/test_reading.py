@@ -139,7 +139,7 @@ def test_what_was_deleted_is_gone_and_what_is_left_begins_behind(broker: Broker,
 
     broker.produce_all(topic, [b"x"] * 10, partition=0)
     [answer] = broker.admin.delete_records([TopicPartition(topic, 0, 4)]).values()
-    answer.result(10)
+    answer.result(60)
     cluster, reader = cluster_of(broker), reader_of(broker)
     partition, _ = cluster.partitions_of(topic)
     with pytest.raises(RecordsGone):

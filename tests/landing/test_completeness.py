@@ -33,7 +33,7 @@ print(completeness.writers_of(os.open(path, os.O_RDONLY)).value)
 
 def break_a_lease(path: Path, how: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-c", BREAK_A_LEASE, str(path), how], check=False, capture_output=True, text=True, timeout=20
+        [sys.executable, "-c", BREAK_A_LEASE, str(path), how], check=False, capture_output=True, text=True, timeout=60
     )
 
 

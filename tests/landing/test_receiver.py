@@ -556,7 +556,7 @@ def test_lines_read_before_a_kill_are_adopted(server: LineServer, open_receiver:
         with pytest.raises(ConfigError, match=f"pid {process.pid}"):
             open_receiver()
         process.send_signal(signal.SIGKILL)
-        process.wait(20)
+        process.wait(60)
     open_receiver().step(0)
     assert [line for _, line in stamped(landing)] == [b"%d\n" % number for number in range(1000)] and hidden(
         landing

@@ -182,7 +182,7 @@ class StoringMachine(RuleBasedStateMachine):
         self.bell.ping()
         heard = []
         while True:
-            said = self.bell.get_message(timeout=5)
+            said = self.bell.get_message(timeout=60)
             assert said is not None, "the server does not answer the ping"
             if said["type"] == "pong":
                 return heard

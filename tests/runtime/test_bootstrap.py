@@ -49,8 +49,8 @@ def install(root: Path, spawn: Install) -> Install:
 def test_the_first_start_installs_and_becomes_python_and_the_next_only_becomes_python(
     root: Path, install: Install
 ) -> None:
-    assert install("echo $0 $@ >> starts").wait(20) == 0
-    assert install("echo $0 $@ >> starts").wait(20) == 0
+    assert install("echo $0 $@ >> starts").wait(60) == 0
+    assert install("echo $0 $@ >> starts").wait(60) == 0
     assert (root / "starts").read_text() == f"pip install -r {root}/requirements.lock\n"
     assert (root / "stdout").read_text() == "became Python\n" * 2
     said = (root / "stderr").read_text().splitlines()
@@ -80,16 +80,16 @@ def test_programs_that_the_environments_python_runs_can_import_what_is_in_the_ch
 
 
 def test_a_changed_lock_file_is_installed_into_the_same_environment(root: Path, install: Install) -> None:
-    assert install("echo >> starts; touch .venv/kept").wait(20) == 0
+    assert install("echo >> starts; touch .venv/kept").wait(60) == 0
     (root / "requirements.lock").write_text("a==2\n")
-    assert install("echo >> starts").wait(20) == 0
+    assert install("echo >> starts").wait(60) == 0
     assert (root / "starts").read_text() == "\n\n"
     assert (root / ".venv" / "kept").exists()
 
 
 def test_an_environment_for_tests_serves_the_jobs_too(root: Path, install: Install) -> None:
     for lock in ("requirements.lock", "requirements-test.lock", "requirements.lock", "requirements-test.lock"):
-        assert install("echo $3 >> starts", lock).wait(20) == 0
+        assert install("echo $3 >> starts", lock).wait(60) == 0
     assert (root / "starts").read_text().splitlines() == [
         f"{root}/{lock}" for lock in ("requirements.lock", "requirements-test.lock")
     ]
@@ -111,7 +111,7 @@ def test_the_second_of_two_first_starts_waits_for_the_other_and_installs_nothing
     second = install(SLOW)
     wait_for(lambda: "waiting for it" in (root / "stderr").read_text(), "the second one says that it waits")
     (root / "go").touch()
-    assert (first.wait(20), second.wait(20)) == (0, 0)
+    assert (first.wait(60), second.wait(60)) == (0, 0)
     assert (root / "starts").read_text() == "start\n"
 
 
@@ -128,21 +128,21 @@ def test_a_stopped_installation_stops_its_tool_and_the_next_start_begins_anew(
     wait_for(lambda: (root / "starts").exists() and is_waiting(process), "it installs")
     (root / ".venv" / "half").touch()
     process.send_signal(number)
-    assert process.wait(20) == 128 + number
+    assert process.wait(60) == 128 + number
     (root / "go").touch()
-    assert install("ls .venv > seen").wait(20) == 0
+    assert install("ls .venv > seen").wait(60) == 0
     assert not (root / "ended").exists()
     assert "half" not in (root / "seen").read_text()
 
 
 def test_an_interrupted_update_is_made_anew(root: Path, install: Install, wait_for: Wait) -> None:
-    assert install("touch .venv/half").wait(20) == 0
+    assert install("touch .venv/half").wait(60) == 0
     (root / "requirements.lock").write_text("a==2\n")
     process = install(SLOW)
     wait_for(lambda: (root / "starts").exists() and is_waiting(process), "it updates")
     process.terminate()
-    process.wait(20)
-    assert install("ls .venv > seen").wait(20) == 0
+    process.wait(60)
+    assert install("ls .venv > seen").wait(60) == 0
     assert "half" not in (root / "seen").read_text()
 
 
@@ -156,35 +156,35 @@ def test_after_a_killed_installation_the_next_waits_for_its_tool_and_begins_anew
     following = install("ls .venv > seen")
     wait_for(lambda: "waiting for it" in (root / "stderr").read_text(), "the tool that is left holds the lock")
     (root / "go").touch()
-    assert following.wait(20) == 0
+    assert following.wait(60) == 0
     assert "package" not in (root / "seen").read_text()
 
 
 def test_a_failed_installation_shows_the_end_of_its_log_names_it_and_is_not_taken_for_done(
     root: Path, install: Install
 ) -> None:
-    assert install("echo no such package; exit 1").wait(20) == 1
+    assert install("echo no such package; exit 1").wait(60) == 1
     *_, shown, last = (root / "stderr").read_text().splitlines()
     log = root / ".duetime" / "setup.log"
     assert last == f"The packages could not be installed: put right what {log} says, then start again."
     assert shown == "    no such package"
     assert log.read_text() == "no such package\n"
-    assert install("echo >> starts").wait(20) == 0
+    assert install("echo >> starts").wait(60) == 0
     assert (root / "starts").exists()
 
 
 def test_a_python_without_ensurepip_is_one_sentence_that_says_what_to_install(root: Path, install: Install) -> None:
-    assert install("true", venv="mkdir .venv; echo ensurepip is not available; exit 1").wait(20) == 1
+    assert install("true", venv="mkdir .venv; echo ensurepip is not available; exit 1").wait(60) == 1
     assert "apt install python3-venv" in (root / "stderr").read_text().splitlines()[-1]
-    assert install("true").wait(20) == 0, "the next start begins anew"
+    assert install("true").wait(60) == 0, "the next start begins anew"
 
 
 def test_an_environment_whose_python_is_gone_is_made_anew(root: Path, install: Install) -> None:
-    assert install("true").wait(20) == 0
+    assert install("true").wait(60) == 0
     python = root / ".venv" / "bin" / "python"
     python.unlink()
     python.symlink_to("/nowhere/python3")
-    assert install("true").wait(20) == 0
+    assert install("true").wait(60) == 0
     assert os.readlink(python) == sys.executable
 
 

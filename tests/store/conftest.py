@@ -53,7 +53,7 @@ def ends(wait: Callable[[], None]) -> bool:
     """Whether a wait of a minute ends long before."""
     waiting = threading.Thread(target=wait, daemon=True)
     waiting.start()
-    waiting.join(10)
+    waiting.join(60)
     return not waiting.is_alive()
 
 

@@ -136,10 +136,10 @@ class TestReplacing:
         store_plain(bench)
         bell = bench.client.pubsub(ignore_subscribe_messages=True)
         bell.subscribe(bench.keys.wake())
-        bell.get_message(timeout=1)
+        bell.get_message(timeout=60)
         messages(bench).replace(replacement(1, DUE_MS + 1, "other"))
         messages(bench).replace(replacement(2, START_MS))
-        said = bell.get_message(timeout=1)
+        said = bell.get_message(timeout=60)
         assert said and int(said["data"]) == START_MS
         bell.close()
 

@@ -218,11 +218,12 @@ class TestWake:
     def hear(bench: Bench, act) -> list[bytes]:  # type: ignore[no-untyped-def]
         with bench.client.pubsub(ignore_subscribe_messages=True) as pubsub:
             pubsub.subscribe(bench.keys.wake())
-            pubsub.get_message(timeout=1)
+            pubsub.get_message(timeout=60)
             act()
+            pubsub.ping()  # which the server answers after everything that it had to say before
             heard = []
-            while (ring := pubsub.get_message(timeout=0.05)) is not None:
-                heard.append(ring["data"])
+            while (said := pubsub.get_message(timeout=60))["type"] != "pong":
+                heard.append(said["data"])
             return heard
 
 

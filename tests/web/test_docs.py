@@ -23,7 +23,7 @@ def test_each_example_answers_what_is_written(api: Api) -> None:
     assert len(examples) == 8
     for command, written in examples:
         here = command.replace("localhost:8600", f"127.0.0.1:{api.port}")
-        done = subprocess.run(["bash", "-c", here], capture_output=True, text=True, timeout=30, check=True)
+        done = subprocess.run(["bash", "-c", here], capture_output=True, text=True, timeout=120, check=True)
         assert TIMES.sub("T", done.stdout.strip()) == TIMES.sub("T", written.strip()), command
 
 
@@ -33,7 +33,7 @@ def test_the_examples_of_the_readme_work(api: Api) -> None:
     states = []
     for command, _ in block.commands():
         here = command.replace("localhost:8601", f"127.0.0.1:{api.port}").replace("curl ", "curl -sf ", 1)
-        done = subprocess.run(["bash", "-c", here], capture_output=True, text=True, timeout=30, check=True)
+        done = subprocess.run(["bash", "-c", here], capture_output=True, text=True, timeout=120, check=True)
         states.append(json.loads(done.stdout)["state"])
     assert states == ["scheduled", "scheduled", "cancelled"]
 
