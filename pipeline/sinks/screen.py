@@ -8,6 +8,7 @@ import json
 import os
 import select
 from collections.abc import Callable, Sequence
+from itertools import accumulate
 from typing import Final
 
 from pipeline.core.clock import Clock
@@ -39,10 +40,11 @@ class ScreenSink:
         self._clock = clock
         self._descriptor = descriptor
         self._torn = b""  # the rest of a line that was started when the reader stopped reading
+        self._written = 0  # bytes of the last write that are out
 
     def deliver(self, messages: Sequence[Message], in_time: Callable[[], bool], may_wait: Callable[[], bool]) -> int:
         """Write a line for each message; see ``Sink.deliver``."""
-        delivered = 0
+        delivered, lines = 0, list[bytes]()
         try:
             self._torn = self._torn[self._write(self._torn, may_wait) :]
             while delivered < len(messages) and not self._torn and in_time():
@@ -60,11 +62,12 @@ class ScreenSink:
                     delivered += 1
         except (BrokenPipeError, ConnectionResetError) as exc:
             raise SinkClosed(
-                "Nobody reads the output any more; its messages are given back.", delivered + PORTION_MAX
+                "Nobody reads the output any more; what was not written is given back.", delivered + self._begun(lines)
             ) from exc
         except OSError as exc:
             raise SinkClosed(
-                f"The output can't be written ({exc.strerror}); its messages are given back.", delivered + PORTION_MAX
+                f"The output can't be written ({exc.strerror}); what was not written is given back.",
+                delivered + self._begun(lines),
             ) from exc
         return delivered
 
@@ -80,21 +83,26 @@ class ScreenSink:
                 break
         return lines
 
+    def _begun(self, lines: Sequence[bytes]) -> int:
+        """Return how many of the lines that were written last are out, in part at least."""
+        starts = accumulate((len(line) for line in lines[:-1]), initial=0)
+        return sum(start < self._written for start in starts) if lines else 0
+
     def _write(self, data: bytes, may_wait: Callable[[], bool]) -> int:
         """Write ``data``; returns how much of it is out, all of it unless the reader stopped reading."""
         view = memoryview(data)
-        written = 0
-        while written < len(view):
+        self._written = 0
+        while self._written < len(view):
             _, writable, _ = select.select([], [self._descriptor], [], CHECK_MS / 1000)
             try:
                 if writable:
-                    written += os.write(self._descriptor, view[written : written + PIPE_BYTES])
+                    self._written += os.write(self._descriptor, view[self._written : self._written + PIPE_BYTES])
                     continue
             except BlockingIOError:  # somebody who shares our output made it non-blocking, and it is nearly full
                 select.select([], [], [], CHECK_MS / 1000)
             if not may_wait():
                 break
-        return written
+        return self._written
 
     def _text_line(self, message: Message) -> bytes:
         topic = "" if message.topic == DEFAULT_TOPIC else f" {visible(message.topic)}"

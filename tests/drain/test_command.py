@@ -109,7 +109,7 @@ def test_the_last_line_comes_also_when_nobody_reads_any_more(server: RealServer)
     assert (ended.returncode, len(ended.stdout.splitlines())) == (1, 1)
     summary, complaint = ended.stderr.splitlines()
     assert "drain: delivered " in summary
-    assert complaint == "drain: Nobody reads the output any more; its messages are given back."
+    assert complaint == "drain: Nobody reads the output any more; what was not written is given back."
 
 
 def test_a_loop_goes_by_the_namespace_and_one_that_is_given_something_else_does_not_start(server: RealServer) -> None:
