@@ -119,10 +119,12 @@ def main(arguments: list[str], stop: Stop) -> int:
             log.info("registered the group %s of the topic %s, from %s on", given.group, given.topic, given.start)
             if given.topic not in known:
                 log.info("No message of topic %s has come into its stream yet; the group is registered.", given.topic)
-        if settings.of_topic(given.topic).sink != "stream":
+        if (where := settings.of_topic(given.topic).sink) != "stream":
             log.warning(
-                "the messages of topic %s go to the screen; %s sends them into its stream",
-                *(given.topic, command_text("topics", f"set {given.topic} sink=stream")),
+                "the messages of topic %s go to %s; %s sends them into its stream",
+                given.topic,
+                "Kafka" if where == "kafka" else "the screen",
+                command_text("topics", f"set {given.topic} sink=stream"),
             )
         if replay:
             store.replay(replay)

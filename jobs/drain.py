@@ -8,7 +8,7 @@ import random
 import secrets
 import socket
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import replace
 from functools import partial
 from threading import Event
@@ -29,7 +29,7 @@ from pipeline.config import SINKS, RedisSettings, Settings, TopicSettings
 from pipeline.core.background import Background
 from pipeline.core.clock import Clock, SystemClock
 from pipeline.core.errors import ConfigError, StoreUnavailable
-from pipeline.core.text import count_text
+from pipeline.core.text import count_text, redact_url
 from pipeline.drain.housekeeping import Forgetter, Reclaimer, Trimmer
 from pipeline.drain.loop import DrainLoop
 from pipeline.drain.rate_limit import RateLimit
@@ -166,9 +166,7 @@ def main(arguments: list[str], stop: Stop) -> int:
         client, redis_settings, shards = connection.client, connection.settings, connection.shards
         settings = adopt_topic_settings(client, settings, complete=True)
         # What is done beside the deliveries has threads and a client of its own, so that it holds up no claim.
-        side_client = connect(
-            replace(redis_settings, connect_timeout_ms=SIDE_TIMEOUT_MS, reply_timeout_ms=SIDE_TIMEOUT_MS)
-        )
+        side_client = stack.enter_context(closing(connect_aside(redis_settings)))
         loop_id = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(6)}"
         totals = Totals(topics_max=settings.drain.topics_max)
         collector = partial(new_collector, redis_settings.namespace, totals, side_client, shards, clock)
@@ -224,11 +222,24 @@ def main(arguments: list[str], stop: Stop) -> int:
         ]
         gc.freeze()
         gc.set_threshold(GC_THRESHOLD)
+        log.info("%s", start_text(redis_settings, settings))
         announce_ready()
         of_shards.run(loops)
         if forwarding and given.until:
             finish_forwarding(forwarding, stop)
     return EXIT_SUCCESS
+
+
+def connect_aside(redis: RedisSettings) -> Any:
+    """Return a client that waits for no answer as long as the loop's own does."""
+    return connect(replace(redis, connect_timeout_ms=SIDE_TIMEOUT_MS, reply_timeout_ms=SIDE_TIMEOUT_MS))
+
+
+def start_text(redis: RedisSettings, settings: Settings) -> str:
+    """Return from where a loop delivers what to where, in one line: the settings of topics may change later."""
+    others = sorted({each.sink for each in settings.topic.values()} - {settings.topics.sink})
+    of_some = f", of some topics {' or '.join(others)}" if others else ""
+    return f"delivering from {redact_url(redis.url)}, namespace {redis.namespace}; sink {settings.topics.sink}{of_some}"
 
 
 def summary(totals: Totals) -> str:

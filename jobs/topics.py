@@ -11,7 +11,7 @@ from pipeline.config import ALL_TOPICS, Settings, TopicSettings, Value, check_na
 from pipeline.consume.opening import new_store, parse_start
 from pipeline.core.errors import ConfigError, PipelineError
 from pipeline.core.text import command_text, count_text, span_text, visible
-from pipeline.store.namespace import change_topic_settings, current_topic_settings, read_topic_settings
+from pipeline.store.namespace import change_topic_settings, read_topic_settings
 from pipeline.store.topics import GroupInfo, TopicInfo, Topics
 from pipeline.webhooks import GROUP
 
@@ -119,8 +119,7 @@ def main(arguments: list[str], stop: Stop) -> int:
                     print(f"{name} resumed; {count_text(put_back, 'held message')} released")
         if given.what == "groups":
             for name in names:
-                lease_ms = current_topic_settings(connection.client, settings, name).lease_sec * 1000
-                print(groups_text(name, topics.groups(name), given.format, now_ms, lease_ms))
+                print(groups_text(name, topics.groups(name), given.format, now_ms))
         elif given.what != "resume" or given.format == "json":
             for name in names:
                 print(topic_text(topics.look(name), given.format, now_ms))
@@ -181,8 +180,8 @@ def topic_text(topic: TopicInfo, format: str, now_ms: int) -> str:
     return f"{visible(topic.name)}: {topic.in_stream:,} in its stream, {topic.held:,} held, {topic.dead:,} dead{paused}"
 
 
-def groups_text(topic: str, groups: Sequence[GroupInfo], format: str, now_ms: int, lease_ms: float) -> str:
-    """Return a line about each group of a topic, and about each of its consumers, which runs if it was seen within a lease."""
+def groups_text(topic: str, groups: Sequence[GroupInfo], format: str, now_ms: int) -> str:
+    """Return a line about each group of a topic, and about each of its consumers: whether one runs, the server may not know."""
     if format == "json":
         return json.dumps({"topic": topic, "groups": [asdict(group) for group in groups]})
     topic = visible(topic)
@@ -190,16 +189,14 @@ def groups_text(topic: str, groups: Sequence[GroupInfo], format: str, now_ms: in
     for group in groups:
         oldest_ms = group.oldest_pending_ms
         oldest = "" if oldest_ms is None else f", the oldest of {span_text(max(0, now_ms - oldest_ms))} ago"
-        running = sum(consumer.idle_ms <= lease_ms for consumer in group.consumers)
         kind = " (ordered)" if group.ordered else ""
         lag = "unknown" if group.lag is None else f"{group.lag:,}"
         name = visible(group.name)
         lines.append(
-            f"{topic} {name}{kind}: lag {lag}, pending {group.pending:,}{oldest}; {count_text(running, 'running consumer')}"
+            f"{topic} {name}{kind}: lag {lag}, pending {group.pending:,}{oldest}; {count_text(len(group.consumers), 'consumer')}"
         )
         for each in group.consumers:
-            state = "" if each.idle_ms <= lease_ms else ", not running"
-            lines.append(f"  {visible(each.name)}: pending {each.pending:,}, seen {span_text(each.idle_ms)} ago{state}")
+            lines.append(f"  {visible(each.name)}: pending {each.pending:,}, seen {span_text(each.idle_ms)} ago")
     return "\n".join(lines) or f"{topic}: no groups"
 
 

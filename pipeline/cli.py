@@ -41,6 +41,8 @@ class _Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         hint = " (write a time as one word, such as 3m)" if _SPAN_IN_WORDS.fullmatch(message) else ""
+        if message == "argument --in: expected one argument":
+            hint = " (a time from now on, such as 3m, and none that is over)"
         raise ConfigError(f"{message}{hint}; see --help.")
 
 
@@ -50,7 +52,8 @@ def new_parser(name: str, description: str) -> argparse.ArgumentParser:
     parser.add_argument(
         "--redis",
         metavar="URL",
-        help="redis://, rediss:// or unix://, without a password (default: REDIS_URL, else redis.url or redis.url_file of the "
+        help="redis://, rediss://, unix://, redis+cluster:// or redis+sentinel://, without a password (default: REDIS_URL, else "
+        "redis.url or redis.url_file of the "
         "configuration, "
         "else the private server of this checkout)",
     )
@@ -205,6 +208,7 @@ def open_connection(
             redis_settings = replace(redis_settings, url=url)
         redis_settings = find_cluster(redis_settings)
         client = connect(redis_settings)
+        stack.callback(client.close)
         for warning in check_server(client, redis_settings, SystemClock(), writes):
             if writes:
                 log.warning("%s", warning)

@@ -24,7 +24,7 @@ from pipeline.store.stats import LATE_MS, Stats, read_stats
 
 LEAD_MS = 2 * 3_600_000  # of a hydrator, where none has told its own
 FIRST = 0  # the shard in which jobs tell of themselves
-COUNTERS = ("delivered", "rejected", "stored", "duplicates", "reclaimed", "late_acks", "misfiled")
+COUNTERS = ("delivered", "cancelled", "rejected", "stored", "duplicates", "reclaimed", "late_acks", "misfiled")
 
 
 @dataclass(frozen=True, slots=True)

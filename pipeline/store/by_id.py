@@ -267,9 +267,9 @@ class MessagesById:
                 pipeline.hget(shards[index].places(), calls[index].name)
             places |= {index: place or b"" for index, place in zip(keyed, pipeline.execute(), strict=True)}
         found: dict[int, Found] = {}
-        while left := [index for index in range(len(calls)) if index not in found]:
-            asked = [_script_call(shards[index], calls[index], places[index]) for index in left]
-            for index, reply in zip(left, run_scripts(self._client, self._scripts, asked), strict=True):
+        for _ in range(MOVES_MAX):
+            asked = {i: _script_call(shards[i], calls[i], places[i]) for i in range(len(calls)) if i not in found}
+            for index, reply in zip(asked, run_scripts(self._client, self._scripts, [*asked.values()]), strict=True):
                 if reply[0] == b"MOVED":
                     places[index] = reply[1]
                 elif reply[0] == b"COLD":
@@ -279,7 +279,7 @@ class MessagesById:
         for index in {*range(len(calls))} - {*keyed} if len(self._shards) > 1 else ():
             if found[index].state is State.UNKNOWN:  # a handle's message may be in another shard
                 found[index] = self._follow(calls[index])
-        return [found[index] for index in range(len(calls))]
+        return [found.get(index, Found(State.IN_FLIGHT)) for index in range(len(calls))]
 
 
 def _script_call(keys: Keys, call: _Call, place: bytes, cold_member: bytes = b"") -> Call:

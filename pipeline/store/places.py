@@ -15,7 +15,7 @@ from pipeline.core.messages import Message
 from pipeline.store.keys import Keys
 from pipeline.store.shards import shard_of
 
-_HANDLE: Final = re.compile(rf"~(.{{{MESSAGE_ID_LENGTH}}})~(\d+)", re.ASCII)  # "~" is in no idempotency key
+_HANDLE: Final = re.compile(rf"~(.{{{MESSAGE_ID_LENGTH}}})~(\d{{1,16}})", re.ASCII)  # "~" is in no idempotency key
 _PLACE: Final = re.compile(rf"(.{{{MESSAGE_ID_LENGTH}}})(\d+)r?(?::(.+))?", re.ASCII | re.DOTALL)
 
 

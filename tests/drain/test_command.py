@@ -107,7 +107,7 @@ def test_the_last_line_comes_also_when_nobody_reads_any_more(server: RealServer)
         check=False,
     )
     assert (ended.returncode, len(ended.stdout.splitlines())) == (1, 1)
-    summary, complaint = ended.stderr.splitlines()
+    _, summary, complaint = ended.stderr.splitlines()
     assert "drain: delivered " in summary
     assert complaint == "drain: Nobody reads the output any more; what was not written is given back."
 
@@ -146,3 +146,11 @@ def test_a_loop_that_starts_on_a_full_server_delivers(server: RealServer, sink: 
     assert (ended.returncode, len(ended.stdout.splitlines())) == (0, 5 * (sink == "screen")), ended.stderr
     assert "drain: delivered 5 messages" in ended.stderr
     assert "waiting for Redis" not in ended.stderr
+
+
+def test_a_loop_says_at_its_start_what_it_delivers_from_where(server: RealServer) -> None:
+    assert run(server, "topics", "set", "mail", "sink=stream").returncode == 0
+    ended = run(server, "drain", "--once")
+    [line] = [line for line in ended.stderr.splitlines() if "delivering from" in line]
+    assert line.endswith(f"{server.folder}/s, namespace duetime; sink screen, of some topics stream")
+    assert ":duetime@" not in ended.stderr

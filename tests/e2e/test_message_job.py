@@ -68,6 +68,10 @@ def test_a_message_is_shown_moved_and_cancelled(checkout: Checkout) -> None:
         (("move", "tea"), "Say when: move ID --in TIME or --at TIME"),
         (("show", "tea", "--in", "3m"), "Say when: move ID --in TIME or --at TIME"),
         (("move", "tea", "--in", "soon"), "--in takes a number and s, m, h or d, at most 366d, not 'soon'."),
+        (
+            ("move", "tea", "--in", "-3m"),
+            "expected one argument (a time from now on, such as 3m, and none that is over)",
+        ),
         (("move", "tea", "--in", "367d"), "--in takes at most 366d, not '367d'; --at takes any time"),
         (
             ("move", "tea", "--in", "3", "minutes"),

@@ -116,7 +116,7 @@ def test_topics_are_paused_resumed_and_counted(checkout: Checkout) -> None:
         assert told(checkout, server, job, "resume", "default") == ["default resumed; 3 held messages released"]
         drain.wait_for(lambda _: client.xlen(KEYS.stream("default")) == 3, "messages")
         client.xgroup_create(KEYS.stream("default"), "g", "0")
-        assert told(checkout, server, job, "groups") == ["default g: lag 3, pending 0; 0 running consumers"]
+        assert told(checkout, server, job, "groups") == ["default g: lag 3, pending 0; 0 consumers"]
         [listed] = told(checkout, server, job, "list", "--format", "json")
         assert json.loads(listed) == {"name": "default", "in_stream": 3, "held": 0, "dead": 0, "paused_ms": None}
         assert drain.stop() == 0

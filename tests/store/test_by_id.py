@@ -10,6 +10,7 @@ from pipeline.config import TopicSettings
 from pipeline.core.buckets import BUCKET_WIDTH_MS
 from pipeline.core.errors import VersionDiffers
 from pipeline.core.messages import Message
+from pipeline.store import by_id
 from pipeline.store.base import Found, Scheduled, State
 from pipeline.store.by_id import MessagesById
 from pipeline.store.places import handle_of
@@ -311,3 +312,21 @@ def test_each_of_many_at_one_millisecond_is_found(bench: Bench) -> None:
         for line in range(1, 60, 7):
             assert messages(bench).cancel(f"{number}:{line}").state is State.CANCELLED
     assert read_stats(bench.client, [bench.keys], bench.now_ms).counters["cancelled"] == len(tokens) * 9
+
+
+def test_a_handle_with_more_digits_than_a_time_has_leads_nowhere(scheduled: Bench) -> None:
+    assert messages(scheduled).get(f"~{'P' * 22}~{'9' * 5_000}") == Found(State.UNKNOWN)
+
+
+def test_messages_that_are_moved_again_and_again_are_not_followed_for_ever(
+    scheduled: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []
+
+    def moved(client: Any, scripts: Any, calls: Any) -> list[Any]:
+        asked.append(len(calls))
+        return [[b"MOVED", f"{'P' * 22}{len(asked)}".encode(), b""] for _ in calls]
+
+    monkeypatch.setattr(by_id, "run_scripts", moved)
+    assert messages(scheduled).get_many([KEY, "other"]) == [Found(State.IN_FLIGHT)] * 2
+    assert asked == [2] * by_id.MOVES_MAX
