@@ -114,9 +114,9 @@ def main(arguments: list[str], stop: Stop) -> int:
             if given.what == "pause":
                 topics.pause(name, now_ms)
             elif given.what == "resume":
-                put_back = sum(topics.resume(name))
+                held = topics.resume(name)
                 if given.format == "text":
-                    print(f"{name} resumed; {count_text(put_back, 'held message')} released")
+                    print(f"{name} resumed; {count_text(held, 'held message')} released")
         if given.what == "groups":
             for name in names:
                 print(groups_text(name, topics.groups(name), given.format, now_ms))

@@ -69,7 +69,8 @@ class Status:
             found.append(
                 f"shard{'s' if len(stats.away) > 1 else ''} {names} can't be reached and what is there is not counted"
             )
-        if FIRST not in stats.away and not self.running_loops() and (stats.scheduled > stats.held or stats.in_flight):
+        wait_for_loop = stats.scheduled - stats.held + stats.throttled + stats.in_flight
+        if FIRST not in stats.away and not self.running_loops() and wait_for_loop:
             last = max(self.loops, key=lambda each: each.seen_ms, default=None)
             if last is None:
                 found.append("no drain loop has been seen in the last hour")
@@ -119,9 +120,14 @@ class Status:
         if problems:
             return f"PROBLEM: {', '.join(problems)}"
         ingests, loops = self.running_ingests, len(self.running_loops())
-        return (
-            f"OK: {_count_or_no(ingests, 'ingest job')} and {_count_or_no(loops, 'drain loop')} running, nothing late"
-        )
+        running = f"{_count_or_no(ingests, 'ingest job')} and {_count_or_no(loops, 'drain loop')} running"
+        return f"OK: {running}, nothing late{self._throttled_text()}"
+
+    def _throttled_text(self) -> str:
+        if not self.stats.throttled:
+            return ""
+        waits = "waits" if self.stats.throttled == 1 else "wait"
+        return f", {count_text(self.stats.throttled, 'message')} {waits} for the rate limit of a topic"
 
     def counts(self) -> dict[str, int]:
         """Return every number of messages by its name."""
@@ -129,6 +135,7 @@ class Status:
             "scheduled": self.stats.scheduled,
             "cold": self.stats.cold,
             "held": self.stats.held,
+            "throttled": self.stats.throttled,
             "in_flight": self.stats.in_flight,
             "late": self.stats.late,
             "outbox": self.stats.outbox,

@@ -21,6 +21,7 @@ PERMANENT = {
     "groups": "one field for each group of the topic, until it is dropped",
     "pauses": "one field for each paused topic",
     "rate_limits": "one field for each topic with a max_rate",
+    "held_topics": "one member for each topic of which something is held, or was when a claim looked last",
     "ids": "forgotten a day after delivery, by any drain loop",
     "cancelled": "forgotten a day after the cancellation, by any drain loop",
     "cold": "one field for each hour in which something is due that waits in a cold file",

@@ -2,7 +2,6 @@
 
 import logging
 from collections.abc import Callable, Sequence
-from itertools import islice
 from math import inf
 
 from pipeline.config import TopicSettings
@@ -16,7 +15,7 @@ ROUND_MS = 5_000  # a round of all topics takes at least so long while there is 
 REST_MS_MIN = 50  # between two topics, so that 10,000 of them cost 20 looks a second
 REST_FACTOR = 9  # it rests so many times as long as it worked: its share of the server stays below a tenth
 FORGET_MS = 10_000  # between two looks for idempotency keys whose time is over, while there are few
-TRIMS_MAX, PUT_BACKS_MAX = 100, 50  # scripts for one topic at a time, in each shard
+TRIMS_MAX = 100  # scripts for one topic at a time, in each shard
 
 log = logging.getLogger(__name__)
 
@@ -86,7 +85,10 @@ class Forgetter:
 
 
 class Trimmer:
-    """Drops what streams need not keep and finishes resumes that were cut off, for one topic at a time."""
+    """Drops what streams need not keep and has loops look at what is held, for one topic at a time.
+
+    The latter is for a clock of the server that was set back, and for who writes settings or pauses past ``Topics``.
+    """
 
     def __init__(
         self, topics: Topics, shards: Sequence[Keys], of_topic: Callable[[str], TopicSettings], clock: Clock
@@ -118,7 +120,7 @@ class Trimmer:
         return rest_ms
 
     def _look_after(self, topic: str) -> int:
-        """Trim one topic; returns how many entries its streams lost, and messages were put back."""
+        """Trim one topic; returns how many entries its streams lost."""
         settings, server_ms = self._of_topic(topic), self._topics.now_ms()
         done = 0
         for keys in self._shards:
@@ -128,7 +130,7 @@ class Trimmer:
                     done += count
                     if count == 0:
                         break
-                done += sum(islice(self._topics.put_back(keys, topic), PUT_BACKS_MAX))
+                self._topics.look_again(keys, topic)
             except PipelineError as exc:
                 log.debug("trimmed later: %s", exc)  # the other shards don't wait for this one
         return done

@@ -65,10 +65,12 @@ class LoopCollector(JobCollector):
             return
         yield self.gauge(
             "oldest_due_age_seconds",
-            "How late the oldest message is that is not acknowledged, 0 if none is late; what a pause holds is not.",
+            "How late the oldest message is that is not acknowledged, 0 if none is late; what is held is not.",
             forecast.overdue_ms / 1_000,
         )
-        yield self.gauge("held_messages", "Messages that came due while their topic was paused.", forecast.held)
+        meaning = "Messages that are due and wait for a pause or a rate limit of their topic."
+        yield self.gauge("held_messages", meaning, forecast.held)
+        yield self.gauge("throttled_messages", "Those of them that wait for a rate limit.", forecast.throttled)
         yield self.gauge("cold_messages", "Messages that wait in cold files.", forecast.cold)
         meaning = "When the hour begins in which the first of these is due; absent if there are none."
         cold_due = {} if forecast.cold_due_ms is None else {(): forecast.cold_due_ms / 1_000}

@@ -70,7 +70,7 @@ class State(StrEnum):
     """Where a message is."""
 
     SCHEDULED = auto()
-    HELD = auto()  # it came due while its topic was paused
+    HELD = auto()  # it is due, and its topic is paused or has used up its rate limit
     IN_FLIGHT = auto()  # a drain loop has it: it is about to be delivered
     DELIVERED = auto()  # or dead: it has left the schedule within the last ``id_retention_sec``
     CANCELLED = auto()  # within the last ``id_retention_sec``
@@ -111,7 +111,7 @@ class ClaimedMessage(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """Messages of one bucket of one shard that this loop may deliver until ``lease_until_ms`` on the server's clock."""
+    """Messages of one shard that this loop may deliver until ``lease_until_ms`` on the server's clock."""
 
     shard: int
     lease_token: str

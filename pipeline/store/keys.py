@@ -153,8 +153,12 @@ class Keys:
         return self._key(f"dead:{topic}")
 
     def held(self, topic: str) -> str:
-        """ZSET: member -> due_ms, of messages that came due while their topic was paused."""
+        """ZSET: member -> due_ms, of messages that are due and wait for the end of a pause or for the rate limit of their topic."""
         return self._key(f"held:{topic}")
+
+    def held_topics(self) -> str:
+        """ZSET: topic -> epoch ms at which the next message that is held of it may go, of topics that are not paused."""
+        return self._key("held_topics")
 
     def pauses(self) -> str:
         """HASH: topic -> epoch ms since when it is paused."""

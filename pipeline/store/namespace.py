@@ -188,6 +188,16 @@ def change_topic_settings(
 
     loaded = scripts or Scripts()
     _write_to_all(client, settings, _change(client, settings, changed, [topic], loaded), loaded)
+    _look_again(client, settings, topic)
+
+
+def _look_again(client: Any, settings: RedisSettings, topic: str) -> None:
+    """Have loops look at once at what is held: it may go sooner by another rate limit."""
+    with translated_errors():
+        for keys in keys_of(settings):
+            topics = client.zrange(keys.held_topics(), 0, -1) if topic == ALL_TOPICS else [topic]
+            if topics and client.zadd(keys.held_topics(), dict.fromkeys(topics, 0), xx=True, ch=True):
+                client.publish(keys.wake(), 0)
 
 
 def _change(

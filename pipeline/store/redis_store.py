@@ -147,7 +147,7 @@ class RedisStore:
         names = [
             *(keys.buckets(), keys.bucket(bucket_start_ms), keys.claims(), keys.claim(token), keys.attempts()),
             *(keys.pauses(), keys.places(), keys.ids(), keys.counters(), keys.rate_limits(), keys.topics()),
-            *(keys.topic_settings(), *self._targets.keys),
+            *(keys.topic_settings(), keys.held_topics(), *self._targets.keys),
         ]
         arguments = [
             bucket_start_ms,
@@ -210,9 +210,7 @@ class RedisStore:
         Args:
             delivered: messages from its beginning that may have reached the sink; their attempt counts.
         """
-        return self._release(
-            claim.lease_token, claim.bucket_start_ms, claim.lease_until_ms, len(claim.messages), delivered
-        )
+        return self._release(claim.lease_token, claim.lease_until_ms, len(claim.messages), delivered)
 
     def reclaim(self) -> int:
         """Give back the claims whose lease is over, at most ``RECLAIM_LIMIT`` of them. Atomic per claim."""
@@ -229,7 +227,7 @@ class RedisStore:
             ).isdigit():  # another program's entry: there is no bucket to give messages back to
                 self._read(partial(self._client.zrem, self._keys.claims(), token))
                 continue
-            given_back += self._release(token.decode(), int(start), "", 0, 0)
+            given_back += self._release(token.decode(), "", 0, 0)
         return given_back
 
     def marked_parts(self, source_id: str) -> Iterator[tuple[str, int]]:
@@ -249,17 +247,12 @@ class RedisStore:
             self._read(partial(self._client.unlink, *(self._keys.marker(source_id, token) for token in page)))
             self._read(partial(self._client.zrem, self._keys.markers(source_id), *page))
 
-    def _release(
-        self, token: str, bucket_start_ms: int, lease_until_ms: int | str, claimed: int, delivered: int
-    ) -> int:
+    def _release(self, token: str, lease_until_ms: int | str, claimed: int, delivered: int) -> int:
         keys = self._keys
         status, given_back = self._evaluate(
             "release",
-            [
-                *(keys.claims(), keys.claim(token), keys.buckets(), keys.bucket(bucket_start_ms)),
-                *(keys.attempts(), keys.counters()),
-            ],
-            [token, bucket_start_ms, lease_until_ms, claimed, delivered, self._now()],
+            [keys.claims(), keys.claim(token), keys.buckets(), keys.attempts(), keys.counters()],
+            [token, lease_until_ms, claimed, delivered, self._now()],
         )
         return int(given_back) if _holds("release", status) else 0
 

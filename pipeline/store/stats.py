@@ -20,7 +20,7 @@ from pipeline.store.topology import client_of
 # What a forecast looks at in each shard.
 BUCKETS_MAX = 1_000  # the oldest that are not empty: a week, if every ten minutes have messages
 CLAIMS_MAX = 100  # those whose leases end first
-PAUSED_MAX = 100  # topics
+HELD_MAX = 100  # topics that are paused, and others of which something is held
 KEYS_PER_ROUND_TRIP = 1_000
 LATE_MS = 10_000  # a message that was due longer ago counts as late; one that is being delivered was due a moment ago
 EPOCH_MS_MAX = 2**53  # a score beyond this, such as infinity, is not a time that any program meant
@@ -30,13 +30,14 @@ EPOCH_MS_MAX = 2**53  # a score beyond this, such as infinity, is not a time tha
 class Stats:
     """What a namespace holds, in messages; times are epoch ms UTC on the server's clock.
 
-    ``held`` came due while its topic was paused: it counts as ``scheduled``, and not as late. So does what is ``cold`` and waits in
-    files; the hour in which the first of it is due begins at ``cold_due_ms``. ``next_due_ms`` is of what is scheduled in Redis and
-    not held, None if nothing is. ``overdue_ms`` is how late the oldest message is that is scheduled or in flight, 0 if none is;
-    ``late`` how many of these were due more than ``LATE_MS`` ago: of a claim all, if its first was. ``dead`` are the dead letters
-    that are there, ``counters`` the totals of the namespace. ``outbox`` are those that have left the schedule and are to be written
-    to Kafka, the oldest for ``outbox_ms``. ``buckets`` has the number of messages of each ten minutes by their start, without those
-    that are held; of cold ones a sixth of their hour. What the shards hold that are ``away`` is not counted.
+    ``held`` is due and waits for the end of a pause or, as many as are ``throttled``, for the rate limit of its topic: it counts as
+    ``scheduled``, and not as late. So does what is ``cold`` and waits in files; the hour in which the first of it is due begins at
+    ``cold_due_ms``. ``next_due_ms`` is of what is scheduled in Redis and not held, None if nothing is. ``overdue_ms`` is how late
+    the oldest message is that is scheduled or in flight, 0 if none is; ``late`` how many of these were due more than ``LATE_MS``
+    ago: of a claim all, if its first was. ``dead`` are the dead letters that are there, ``counters`` the totals of the namespace.
+    ``outbox`` are those that have left the schedule and are to be written to Kafka, the oldest for ``outbox_ms``. ``buckets`` has
+    the number of messages of each ten minutes by their start, without those that are held; of cold ones a sixth of their hour.
+    What the shards hold that are ``away`` is not counted.
     """
 
     now_ms: int
@@ -48,6 +49,7 @@ class Stats:
     next_due_ms: int | None
     overdue_ms: int
     counters: Mapping[str, int]
+    throttled: int = 0
     outbox: int = 0
     outbox_ms: int = 0
     buckets: Mapping[int, int] = field(default_factory=dict)
@@ -58,12 +60,12 @@ class Stats:
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """How many messages are due when; ``now_ms``, ``held``, ``next_due_ms``, ``overdue_ms``, cold ones and outbox as in ``Stats``.
+    """How many messages are due when; what has the same name is as in ``Stats``.
 
     ``buckets`` has the number of scheduled messages of each ten minutes by their start, of the oldest ``BUCKETS_MAX`` of each
-    shard; ``held`` is of the first ``PAUSED_MAX`` topics that are paused. ``lags`` has what the last batch of each ingest job left
-    of Kafka, in offsets, by what it reads; ``waiting`` which of its files wait for shards that are away. What the shards hold that
-    are ``away`` is not counted.
+    shard; ``held`` is of the first ``HELD_MAX`` topics that are paused, and of so many others. ``lags`` has what the last batch of
+    each ingest job left of Kafka, in offsets, by what it reads; ``waiting`` which of its files wait for shards that are away. What
+    the shards hold that are ``away`` is not counted.
     """
 
     now_ms: int
@@ -71,6 +73,7 @@ class Forecast:
     held: int
     next_due_ms: int | None
     overdue_ms: int
+    throttled: int = 0
     outbox: int = 0
     outbox_ms: int = 0
     lags: Mapping[str, int] = field(default_factory=dict)
@@ -92,7 +95,7 @@ def read_stats(client: Any, shards: Sequence[Keys], now_ms: int | None = None) -
     """
     looks, outboxes, counters = [], [], Counter[str]()
     buckets, cold = Counter[int](), Counter[int]()
-    held = in_flight = late = dead = 0
+    held = throttled = in_flight = late = dead = 0
     away = []
     for keys in shards:
         try:
@@ -105,7 +108,10 @@ def read_stats(client: Any, shards: Sequence[Keys], now_ms: int | None = None) -
                 started = [keys.bucket(start) for start in look.buckets if start < now_ms - LATE_MS]
                 late_here += sum(ask_each(client, ("ZCOUNT",), started, ("-inf", f"({now_ms - LATE_MS}")))
                 topics = [topic.decode("utf-8", "replace") for topic in client.smembers(keys.topics())]
-                held_here = sum(ask_each(client, ("ZCARD",), [keys.held(topic) for topic in topics]))
+                held_of = dict(
+                    zip(topics, ask_each(client, ("ZCARD",), [keys.held(topic) for topic in topics]), strict=True)
+                )
+                paused = {topic.decode("utf-8", "replace") for topic in client.hkeys(keys.pauses())}
                 dead_here = sum(ask_each(client, ("XLEN",), [keys.dead(topic) for topic in topics]))
                 outbox = _look_into_outbox(client, keys)
                 counted = client.hgetall(keys.counters())
@@ -121,13 +127,15 @@ def read_stats(client: Any, shards: Sequence[Keys], now_ms: int | None = None) -
         outboxes.append(outbox)
         counters.update({name.decode(): int(value) for name, value in counted.items()})
         in_flight, late = in_flight + sum(lengths), late + late_here
-        held, dead = held + held_here, dead + dead_here
+        held, dead = held + sum(held_of.values()), dead + dead_here
+        throttled += sum(count for topic, count in held_of.items() if topic not in paused)
     assert now_ms is not None  # one shard has answered
     return Stats(
         away=away,
         now_ms=now_ms,
         scheduled=sum(buckets.values()) + held + cold.total(),
         held=held,
+        throttled=throttled,
         in_flight=in_flight,
         late=late,
         dead=dead,
@@ -149,15 +157,19 @@ def read_forecast(client: Any, shards: Sequence[Keys]) -> Forecast:
         StoreError: no shard answers, or an error.
     """
     now_ms = first_that_answers(shards, lambda keys: server_ms(client_of(client, keys)))
-    looks, outboxes, buckets, held, away = [], [], Counter[int](), 0, []
+    looks, outboxes, buckets, held, throttled, away = [], [], Counter[int](), 0, 0, []
     cold = Counter[int]()
     for keys in shards:
         try:
             with translated_errors():
                 cold_here = read_cold_hours(client, [keys])
                 look, outbox = _look(client, keys, BUCKETS_MAX, CLAIMS_MAX), _look_into_outbox(client, keys)
-                paused = [topic.decode("utf-8", "replace") for topic in client.hkeys(keys.pauses())[:PAUSED_MAX]]
-                held_here = sum(ask_each(client, ("ZCARD",), [keys.held(topic) for topic in paused]))
+                paused = client.hkeys(keys.pauses())
+                others = [topic for topic in client.zrange(keys.held_topics(), 0, HELD_MAX - 1) if topic not in paused]
+                paused_here, throttled_here = (
+                    sum(ask_each(client, ("ZCARD",), [keys.held(topic.decode("utf-8", "replace")) for topic in topics]))
+                    for topics in (paused[:HELD_MAX], others)
+                )
         except StoreUnavailable:
             away.append(keys.shard)
             if len(away) == len(shards):
@@ -166,7 +178,7 @@ def read_forecast(client: Any, shards: Sequence[Keys]) -> Forecast:
         looks.append(look)
         outboxes.append(outbox)
         buckets.update(look.buckets)
-        held += held_here
+        held, throttled = held + paused_here + throttled_here, throttled + throttled_here
         cold.update(cold_here)
     is_told = shards[0].shard not in away  # jobs tell of themselves there
     lags = {each.reads: each.last_lag for each in read_ingests(client, shards[0])} if is_told else {}
@@ -174,6 +186,7 @@ def read_forecast(client: Any, shards: Sequence[Keys]) -> Forecast:
         now_ms=now_ms,
         buckets=buckets + _by_bucket(cold),
         held=held,
+        throttled=throttled,
         next_due_ms=_next_due_ms(looks),
         overdue_ms=_overdue_ms(looks, now_ms),
         outbox=sum(length for length, _ in outboxes),

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from pipeline.config import TopicSettings
-from pipeline.core.buckets import bucket_start_ms
 from pipeline.store.connection import server_ms, translated_errors
 from pipeline.store.groups import ORDERED
 from pipeline.store.keys import Keys
@@ -16,7 +15,6 @@ from pipeline.store.shards import those_that_answer
 TRIM_LIMIT = 100  # entries that are dropped
 GROUPS_A_TURN = 100  # of which the streams of retries are trimmed at once
 COMMANDS_AHEAD = 500  # in a round trip
-RESUME_LIMIT, RESUME_BYTES_MAX = 200, 1024 * 1024  # messages that are put back, and bytes of their members
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,40 +78,25 @@ class Topics:
             with translated_errors():
                 self._client.hsetnx(keys.pauses(), topic, now_ms)
 
-    def resume(self, topic: str) -> Iterator[int]:
-        """End a pause and put back what was held, in order of due time; yields how many messages each step put back.
+    def resume(self, topic: str) -> int:
+        """End a pause; returns how many messages are held. Drain loops deliver them in order, before what comes due from now on.
 
-        What is cut off is finished by another call, or by a drain loop.
+        Raises:
+            StoreError: no answer, or an error: it may be paused in some shards; say it again.
+        """
+        return sum(self._let_go(keys, topic, ends_pause=True) for keys in self._shards)
+
+    def look_again(self, keys: Keys, topic: str) -> None:
+        """Have drain loops look at what is held of a topic in one shard, unless it is paused, whatever they know of it.
 
         Raises:
             StoreError: no answer, or an error.
         """
-        for keys in self._shards:
-            with translated_errors():
-                self._client.hdel(keys.pauses(), topic)
-            yield from self.put_back(keys, topic)
+        self._let_go(keys, topic, ends_pause=False)
 
-    def put_back(self, keys: Keys, topic: str) -> Iterator[int]:
-        """Put back what is held of a topic in one shard, unless it is paused.
-
-        Raises:
-            StoreError: no answer, or an error.
-        """
-        with translated_errors():
-            head = self._client.zrange(keys.held(topic), 0, 0, withscores=True)
-        start = str(bucket_start_ms(int(head[0][1]))) if head else ""
-        while start:
-            status, count, first = run_script(
-                self._client,
-                self._scripts,
-                "resume",
-                [keys.pauses(), keys.held(topic), keys.buckets(), keys.bucket(int(start)), keys.places()],
-                [topic, start, RESUME_LIMIT, RESUME_BYTES_MAX, keys.wake()],
-            )
-            if status != b"OK":
-                return
-            yield int(count)
-            start = first.decode()
+    def _let_go(self, keys: Keys, topic: str, ends_pause: bool) -> int:
+        names = [keys.pauses(), keys.held(topic), keys.held_topics()]
+        return int(run_script(self._client, self._scripts, "resume", names, [topic, int(ends_pause), keys.wake()]))
 
     def names(self) -> list[str]:
         """Return the topics that have a stream, dead letters, held messages or a rate limit, or are paused, in order.

@@ -22,7 +22,6 @@ from pipeline.web.pages import MESSAGE_FILTERS, filter_values, message_filter, t
 from pipeline.web.problems import Problem
 from pipeline.web.rendering import path_of
 from pipeline.web.site import Site, Visitor
-from pipeline.web.topics import RESUME_STEPS
 
 CHANGED_MAX: Final = messages.SCANNED_MAX  # messages that one form looks at
 VERBS: Final = {"cancel": "cancelled", "move": "moved", "now": "now"}
@@ -171,10 +170,8 @@ async def pause(site: Site, call: Call, visitor: Visitor) -> Response:
     def change() -> None:
         if verb == "pause":
             topics.pause(name, topics.now_ms())
-            return
-        for step, _ in enumerate(topics.resume(name), start=1):  # a drain loop finishes what is too much
-            if step == RESUME_STEPS:
-                break
+        else:
+            topics.resume(name)
 
     await site.api.ask(change)
     _note(visitor, verb, 1, name)

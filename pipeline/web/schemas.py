@@ -73,7 +73,7 @@ DEAD_FILTER: Final[Mapping[str, Schema]] = {
     },
 }
 COUNTS: Final = (
-    *("scheduled", "held", "in_flight", "late", "dead", "delivered", "rejected", "stored", "duplicates"),
+    *("scheduled", "held", "throttled", "in_flight", "late", "dead", "delivered", "rejected", "stored", "duplicates"),
     *("reclaimed", "late_acks"),
 )
 

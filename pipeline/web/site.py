@@ -26,7 +26,7 @@ NOTICES: Final[Mapping[str, str]] = {
     "moved": "Moved: {}.",
     "now": "Due now: {}.",
     "paused": "The topic is paused: what comes due of it is held.",
-    "resumed": "The topic goes on: what was held is put back.",
+    "resumed": "The topic goes on: what was held is delivered.",
     "redriven": "Scheduled again: {}.",
     "purged": "Dropped for good: {}.",
     "gone": "Nothing was changed: it was not there any more, or had changed. This is how it is now.",

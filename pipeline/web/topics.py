@@ -1,7 +1,7 @@
 """Topics: what they hold, their settings and groups; pause and resume."""
 
 from dataclasses import asdict
-from typing import Any, Final
+from typing import Any
 
 from starlette.responses import Response
 
@@ -14,7 +14,6 @@ from pipeline.web.call import Call, answer
 from pipeline.web.problems import Problem
 
 PAGE, PAGE_MAX = 100, 500  # topics that a listing returns
-RESUME_STEPS: Final = 50  # of some hundred messages each, in one request
 
 
 def _topics(api: Api) -> Topics:
@@ -73,15 +72,13 @@ async def pause(api: Api, call: Call) -> Response:
 
 
 async def resume(api: Api, call: Call) -> Response:
-    """End a pause, and put back what was held; a drain loop finishes what is too much for one request."""
+    """End a pause, and let drain loops deliver what was held."""
     call.parameters()
     name = _name(call)
 
     def change() -> dict[str, Any]:
         topics = _topics(api)
-        for step, _ in enumerate(topics.resume(name), start=1):
-            if step == RESUME_STEPS:
-                break
+        topics.resume(name)
         return asdict(topics.look(name))
 
     return answer(await api.ask(change))

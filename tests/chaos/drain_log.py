@@ -26,7 +26,7 @@ class Request:
     @property
     def until_ms(self) -> int:
         """The end of the lease that an acknowledgement or a release names; 0 of a release by a finder."""
-        return int(self.arguments[2 if self.script == "release" else 1] or 0)
+        return int(self.arguments[1] or 0)
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,6 @@ from pipeline.config import RedisSettings, TopicSettings
 from pipeline.core.errors import StoreUnavailable
 from pipeline.drain.housekeeping import (
     FORGET_MS,
-    PUT_BACKS_MAX,
     REST_FACTOR,
     REST_MS_MIN,
     ROUND_MS,
@@ -21,7 +20,7 @@ from pipeline.store.connection import connect
 from pipeline.store.ids import FORGET_LIMIT, forget_ids
 from pipeline.store.keys import Keys
 from pipeline.store.scripts import Scripts
-from pipeline.store.topics import RESUME_LIMIT, Topics
+from pipeline.store.topics import Topics
 from tests.clock import ManualClock
 from tests.drain.test_loop import START_MS
 from tests.servers import RealServer, real_server
@@ -105,33 +104,20 @@ def test_it_asks_for_the_settings_of_a_topic_once_whatever_the_number_of_shards(
     assert asked == ["a"]
 
 
-def test_it_ends_a_resume_that_was_cut_off_and_leaves_a_pause_alone(server: RealServer) -> None:
+def test_it_has_loops_look_at_what_is_held_and_leaves_a_pause_alone(server: RealServer) -> None:
+    """Also where it is not indexed, as another program has ended the pause, or is for a time that a clock set back made far."""
     client, clock = server.client(), ManualClock(now_ms=START_MS)
     topics = Topics(client, [KEYS])
-    for topic in ("cut off", "paused"):
+    for topic in ("far", "forgotten", "paused"):
         client.zadd(KEYS.held(topic), {"m": 1})
         client.sadd(KEYS.topics(), topic)
+    client.zadd(KEYS.held_topics(), {"far": START_MS + 3_600_000})
     topics.pause("paused", 1)
     trimmer = Trimmer(topics, [KEYS], lambda topic: SETTINGS, clock)
-    for _ in range(2):
+    for _ in range(3):
         trimmer.step()
         clock.advance_ms(ROUND_MS)
-    assert client.zrange(KEYS.bucket(0), 0, -1) == [b"m"]
-    assert (topics.look("cut off").held, topics.look("paused").held) == (0, 1)
-
-
-def test_a_long_resume_takes_several_steps(server: RealServer) -> None:
-    client, clock = server.client(), ManualClock(now_ms=START_MS)
-    topics = Topics(client, [KEYS])
-    held = PUT_BACKS_MAX * RESUME_LIMIT + 1
-    client.zadd(KEYS.held("a"), {f"m{number}": 1 for number in range(held)})
-    client.sadd(KEYS.topics(), "a")
-    trimmer = Trimmer(topics, [KEYS], lambda topic: SETTINGS, clock)
-    trimmer.step()
-    assert topics.look("a").held == 1
-    clock.advance_ms(REST_MS_MIN)
-    trimmer.step()
-    assert topics.look("a").held == 0
+    assert client.zrange(KEYS.held_topics(), 0, -1, withscores=True) == [(b"far", 0), (b"forgotten", 0)]
 
 
 def test_names_that_are_not_ours_stop_nothing(server: RealServer) -> None:

@@ -188,8 +188,9 @@ def test_everything_of_ours_says_which_namespace_it_is_of(scraped: Scraped) -> N
 
 
 def test_what_a_pause_holds_is_served(scraped: Scraped) -> None:
-    scraped.forecast = Forecast(EDGE_MS, {}, 5, None, 0)
+    scraped.forecast = Forecast(EDGE_MS, {}, 5, None, 0, throttled=2)
     assert scraped.value("duetime_held_messages") == 5
+    assert scraped.value("duetime_throttled_messages") == 2
 
 
 def test_retries_count_as_delivered_and_not_for_the_lateness(scraped: Scraped) -> None:

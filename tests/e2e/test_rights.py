@@ -232,7 +232,15 @@ def status(world: World) -> None:
 
 
 def topics(world: World) -> None:
-    for words in ("list", "groups", "pause mail", "resume held", "set mail webhook=http://h/", "unset mail webhook"):
+    for words in (
+        "list",
+        "groups",
+        "pause mail",
+        "resume held",
+        "set mail webhook=http://h/",
+        "unset mail webhook",
+        "set max_rate=9",
+    ):
         world.run(*words.split())
     world.run("drop-group", "mail", "billing")
 

@@ -18,9 +18,6 @@ RARE = frozenset(
         "the claim's key is not checked before",
         "attempts of what moved are kept",
         "attempts of what moved are not told",
-        "a later bucket is not indexed",
-        "what is paused is put back",
-        "all is put back into one bucket",
         "a rescheduled replacement is none any more",
         "the greatest id wins, replacement or not",
     }
@@ -203,11 +200,12 @@ PLANTED = [
     Planted("a claim has no lease", "claim", "redis.call('ZADD', claims, lease_until_ms, lease_token)", ""),
     Planted("a claim is only popped", "claim", "redis.call('RPUSH', claim, unpack(", "tostring((unpack)("),
     Planted(
-        "the oldest bucket is a cursor", "claim", "if oldest ~= bucket_start_ms", "if oldest + 0 > bucket_start_ms + 0"
+        "the oldest bucket is a cursor",
+        "claim",
+        "oldest ~= bucket_start_ms then",
+        "oldest + 0 > bucket_start_ms + 0 then",
     ),
-    Planted(
-        "a claim is a millisecond early", "claim", "bucket, '-inf', text(now_ms),", "bucket, '-inf', text(now_ms + 1),"
-    ),
+    Planted("a claim is a millisecond early", "claim", "set, '-inf', text(now_ms),", "set, '-inf', text(now_ms + 1),"),
     Planted("a claim begins at the newest", "claim", "'BYSCORE', 'LIMIT', first,", "'BYSCORE', 'REV', 'LIMIT', first,"),
     Planted("the limit is not kept", "claim", "math.min(PAGE, limit)", "PAGE"),
     Planted("asking again claims again", "claim", "if held_until then", "if false then"),
@@ -224,14 +222,14 @@ PLANTED = [
         "claim",
         "redis.call('LLEN', claim)\n",
         "redis.call('ZREMRANGEBYRANK', bucket, 0, count - 1)\n",
-        "redis.call('ZREMRANGEBYRANK', bucket, 0, count - 1) -- what was rescheduled into it has a score beyond now",
+        "if count > 0 then\n  redis.call('ZREMRANGEBYRANK', bucket, 0, count - 1)\nend\n",
     ),
     # claim, of a message in a wrong bucket
     Planted(
         "what is in a wrong bucket keeps all others waiting",
         "claim",
-        "if head_ms and head_ms >= tonumber(bucket_start_ms) + BUCKET_WIDTH_MS then",
-        "if false then",
+        "  if is_misfiled() then",
+        "  if false then",
     ),
     Planted(
         "a bucket's end belongs to it",
@@ -286,11 +284,9 @@ PLANTED = [
         "if by_finder or (index + 1) / 2 <= unacknowledged then",
         "if true then",
     ),
+    Planted("given back into a closed bucket", "release", "redis.call('ZADD', buckets, start, start)", ""),
     Planted(
-        "given back into a closed bucket",
-        "release",
-        "redis.call('ZADD', buckets, bucket_start_ms, bucket_start_ms)",
-        "",
+        "all is given back into one bucket", "release", "'bucket:' .. start,", "'bucket:' .. (last_start or start),"
     ),
     Planted("given back and still claimed", "release", "redis.call('UNLINK', claim)", ""),
     Planted("given back with its lease", "release", "redis.call('ZREM', claims, lease_token)", ""),
@@ -463,7 +459,10 @@ PLANTED_IN_STREAMS = [
         "",
     ),
     Planted(
-        "the end of a pause leaves the place behind", "resume", "note_place(places, body.id, rows[at],", "tostring("
+        "what was held leaves its place behind when it is claimed",
+        "claim",
+        "note_place(places, step.body.id, step.member, step.score)",
+        "",
     ),
     Planted("a held message is rescheduled and stays", "by_id", "or set ~= new_bucket then", "then"),
     Planted(
@@ -479,16 +478,10 @@ PLANTED_IN_STREAMS = [
         "place_of(member, score, held_topic)",
     ),
     Planted(
-        "what waits for its rate limit is no replacement any more",
+        "what was held is no replacement any more when it is given back",
         "claim",
         "place_of(member, score, held_topic, is_of_replacement(place))",
         "place_of(member, score, held_topic, held_topic and is_of_replacement(place))",
-    ),
-    Planted(
-        "after a pause it is no replacement any more",
-        "resume",
-        "place_of(member, score, held_topic, is_of_replacement(place))",
-        "place_of(member, score, held_topic)",
     ),
     Planted("ids are never cleaned up", "claim", "if has_ids then", "if false then"),
     Planted("attempts of what moved are kept", "claim", "redis.call('HDEL', attempts,", "tostring("),
@@ -503,35 +496,41 @@ PLANTED_IN_STREAMS = [
         "step.kind, step.name, step.reason = 'dead', topic, 'expired'",
         "step.kind, step.name = 'stream', topic",
     ),
-    Planted("a rate_limit is overlooked", "claim", "if go_ms > now_ms + BURST_MS then", "if false then"),
+    Planted("a rate limit is overlooked", "claim", "is_limited = settings.interval_ms > 0", "is_limited = false"),
     Planted(
-        "a rate_limit lets no burst through", "claim", "if go_ms > now_ms + BURST_MS then", "if go_ms > now_ms then"
+        "a rate limit lets no burst through", "claim", "BURST_MS, BACKLOG_MS = 100, 1000", "BURST_MS, BACKLOG_MS = 0, 0"
     ),
     Planted(
-        "a rate_limit is forgotten between claims",
+        "a rate limit is forgotten between claims",
         "claim",
         "redis.call('HSET', rate_limits, topic,",
         "tostring(topic ..",
     ),
     Planted(
-        "what waits for its rate_limit loses its due time",
+        "a time in which nothing goes earns all that it would have taken",
         "claim",
-        "headers = body.headers, due_ms = step.due_ms}",
-        "headers = body.headers, due_ms = step.score}",
+        "math.max(noted_ms, now_ms - reserve_ms)",
+        "noted_ms",
     ),
+    Planted("a limit that is raised counts later", "claim", ", now_ms + interval_ms)", ", 9e15)"),
+    Planted("what comes due overtakes what is held", "claim", "(not held_topic and waits(topic)) or", "false or"),
     Planted(
-        "what waits for its rate_limit waits again",
-        "claim",
-        "settings.interval_ms > 0 and not body.due_ms then",
-        "settings.interval_ms > 0 then",
+        "what is held goes with the first of it", "claim", "if not step or step.kind == 'held' then", "if not step then"
     ),
-    Planted("a later bucket is not indexed", "claim", "redis.call('ZADD', buckets, step.name, step.name)", ""),
+    Planted("what was held stays", "claim", "redis.call('ZREM', turn.key, step.member)", ""),
+    Planted("what is held is not indexed", "claim", "redis.call('ZADD', held_topics,", "tostring(held_topics,"),
     Planted(
-        "what waits for its rate_limit is a copy",
+        "what a clock that was set back made early is delivered",
         "claim",
-        "string.sub(step.member, 1, MESSAGE_ID_LENGTH) .. 'r' ..",
-        "'1' .. string.sub(step.member, 2, MESSAGE_ID_LENGTH) .. 'r' ..",
+        "due_page(turn.key, held, limit,",
+        "redis.call('ZRANGE', turn.key, held, held + limit - 1,",
     ),
+    Planted("a queue takes all of a claim", "claim", "math.ceil(claim_limit / 2)", "claim_limit"),
+    Planted(
+        "a queue is seen to before a bucket that keeps others waiting", "claim", " and not is_misfiled() then", " then"
+    ),
+    Planted("nothing goes with the last that was held", "claim", "      is_held[topic] = false --", "      --"),
+    Planted("a wait does not end when something held may go", "claim", "turn_ms or TIME_MAX", "TIME_MAX"),
     Planted("topics are not indexed", "claim", "redis.call('SADD', topics,", "tostring(PAGE,"),
     Planted(
         "a target that is not given is taken for the screen",
@@ -542,7 +541,7 @@ PLANTED_IN_STREAMS = [
     Planted(
         "what has no target is passed over", "claim", "      is_cut = true\n      break\n", "      is_cut = true\n"
     ),
-    Planted("looking ahead uses up a rate limit", "claim", "local ahead_ms = {}", "local ahead_ms = next_ms"),
+    Planted("looking ahead uses up a rate limit", "claim", "local ahead_ms = {}", "local ahead_ms = go_ms"),
     Planted("the settings of a topic are overlooked", "claim", "own.sink or of_all.sink", "of_all.sink"),
     Planted("a webhook is overlooked", "claim", "kind = has_webhook and 'stream' or ", "kind = "),
     Planted(
@@ -558,13 +557,10 @@ PLANTED_IN_STREAMS = [
         "of_topic = setmetatable({}, {__index = function() return settings end})",
     ),
     Planted("each topic has an outbox of its own", "claim", "kind == 'outbox' and 'kafka' or topic", "topic"),
-    Planted("a topic of the outbox is listed", "claim", " and step.kind ~= 'outbox'", ""),
+    Planted("a topic of the outbox is listed", "claim", "if step.kind ~= 'outbox' and checked", "if checked"),
     # resume
-    Planted("what is paused is put back", "resume", "redis.call('HEXISTS', pauses, topic) == 1", "false"),
-    Planted(
-        "what is put back is not indexed", "resume", "redis.call('ZADD', buckets, bucket_start_ms, bucket_start_ms)", ""
-    ),
-    Planted("what is put back is lost", "resume", "redis.call('ZADD', bucket, rows[at + 1], rows[at])", ""),
-    Planted("what is put back rings no bell", "resume", "redis.call('PUBLISH', wake_channel, bucket_start_ms)", ""),
-    Planted("all is put back into one bucket", "resume", "tonumber(bucket_start_ms) + BUCKET_WIDTH_MS - 1", "9e15"),
+    Planted("what is paused goes", "resume", "or redis.call('HEXISTS', pauses, topic) == 1", ""),
+    Planted("a pause never ends", "resume", "redis.call('HDEL', pauses, topic)", ""),
+    Planted("what was paused stays held", "resume", "redis.call('ZADD', held_topics, 0, topic)", ""),
+    Planted("the end of a pause rings no bell", "resume", "redis.call('PUBLISH', wake_channel, '0')", ""),
 ]

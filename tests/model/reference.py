@@ -13,7 +13,7 @@ from typing import Any
 from pipeline.core.messages import Message
 from pipeline.store.base import NO_MARKER, Scheduled, Transaction
 from tests.model.landed import identified_of, messages_of
-from tests.model.topics import DEAD, HELD, LATER, OUTBOX, SCREEN, Naming, Plan, Topics
+from tests.model.topics import BUCKET, DEAD, HELD, OUTBOX, SCREEN, Naming, Plan, Topics
 from tests.store.builders import BUCKET_MS
 
 MESSAGE_ID_LENGTH = 22
@@ -151,32 +151,38 @@ class ReferenceServer:
         if lease is not None:
             return self._reply(b"OK", now_ms, lease.until_ms, lease.rows)
         oldest = min(self.buckets, default=None)
-        if oldest is None:
-            return self._reply(b"EMPTY", now_ms, "")
-        if oldest != bucket:
+        if oldest is not None and oldest != bucket:
             return self._reply(b"BUCKET", now_ms, oldest)
         naming = Naming(keys, shards, look_ahead)
-        due = sorted((due_ms, waiting) for waiting, due_ms in self.buckets[bucket].items() if due_ms <= now_ms)
-        plan = self.topics.plan(_page(due, limit, bytes_max), naming, now_ms)
-        if plan.is_cut or (naming.look_ahead and not self.topics.is_plain()):
+        waiting = sorted((due_ms, stored) for stored, due_ms in self.buckets.get(bucket, {}).items())
+        due = [row for row in waiting if row[0] <= now_ms]
+        is_misfiled = bool(waiting) and not due and waiting[0][0] >= bucket + BUCKET_MS
+        plan = Plan() if is_misfiled else self.topics.take_turns(naming, now_ms, (limit + 1) // 2)
+        taken = len(plan.all_steps())
+        self.topics.plan(plan, _page(due, limit - taken, bytes_max), naming, now_ms)
+        if plan.is_cut or (naming.look_ahead and waiting and not self.topics.is_plain()):
             self.topics.look_ahead(plan, _page(due[len(plan.steps) :], limit, bytes_max), naming, now_ms)
-        if not due:
-            return self._wait(bucket, naming, now_ms)
-        if not plan.steps:
-            return self._reply(b"TARGET", now_ms, "", wanted=naming.keys(plan.wanted))
-        rows = self._carry_out(plan, bucket, now_ms, memory_ms)
+        if not plan.all_steps():
+            if plan.is_cut:
+                return self._reply(b"TARGET", now_ms, "", wanted=naming.keys(plan.wanted))
+            return self._wait(bucket, plan, naming, now_ms)
+        rows = self._carry_out(plan, bucket, naming, now_ms, memory_ms)
         if not rows:
             return self._reply(b"MOVED", now_ms, "", moved=plan.moved(), wanted=naming.keys(plan.wanted))
         lease = self.claims[token] = Lease(now_ms + lease_ms, rows)
         return self._reply(b"OK", now_ms, lease.until_ms, lease.rows, plan.moved(), naming.keys(plan.wanted))
 
-    def _wait(self, bucket: int, naming: Naming, now_ms: int) -> list[Any]:
-        """Nothing is due: what is not of this bucket goes to its own."""
-        waiting = sorted((due_ms, stored) for stored, due_ms in self.buckets[bucket].items())
-        if waiting[0][0] < bucket + BUCKET_MS:
-            return self._reply(b"WAIT", now_ms, waiting[0][0])
+    def _wait(self, bucket: int, plan: Plan, naming: Naming, now_ms: int) -> list[Any]:
+        """Nothing may go: what is not of this bucket goes to its own."""
+        waiting = sorted((due_ms, stored) for stored, due_ms in self.buckets.get(bucket, {}).items())
+        if not waiting or waiting[0][0] < bucket + BUCKET_MS:
+            self.topics.note_turns(plan, naming, now_ms)
+            firsts = [*(due_ms for due_ms, _ in waiting[:1]), *self.topics.held_topics.values()]
+            return (
+                self._reply(b"WAIT", now_ms, max(now_ms, min(firsts))) if firsts else self._reply(b"EMPTY", now_ms, "")
+            )
         page = [(due_ms - due_ms % BUCKET_MS, due_ms, stored) for due_ms, stored in waiting[:PAGE]]
-        wanted = dict.fromkeys((LATER, str(start)) for start, _, _ in page)
+        wanted = dict.fromkeys((BUCKET, str(start)) for start, _, _ in page)
         if wanted.keys() - naming.targets:
             return self._reply(b"TARGET", now_ms, "", wanted=naming.keys(wanted))
         for start, due_ms, stored in page:
@@ -187,18 +193,17 @@ class ReferenceServer:
             del self.buckets[bucket]
         return self._reply(b"BUCKET", now_ms, min(self.buckets), wanted=naming.keys(wanted))
 
-    def _carry_out(self, plan: Plan, bucket: int, now_ms: int, memory_ms: int) -> list[tuple[bytes, int]]:
+    def _carry_out(
+        self, plan: Plan, bucket: int, naming: Naming, now_ms: int, memory_ms: int
+    ) -> list[tuple[bytes, int]]:
         """Let each message go where it is to go; returns those for the screen."""
         rows, forgets = [], False
-        for step in plan.steps:
-            del self.buckets[bucket][step.member]
+        for step in plan.all_steps():
+            there = self.topics.held[step.turn_of] if step.turn_of else self.buckets[bucket]
+            del there[step.member]
             if step.place == SCREEN:
                 rows.append((step.member, step.score))
-            elif step.place == LATER:
-                self.buckets.setdefault(step.later_ms - step.later_ms % BUCKET_MS, {})[step.later_member] = (
-                    step.later_ms
-                )
-                self.note_place(step.idempotency_key, step.member, step.later_ms)
+                self.note_place(step.idempotency_key, step.member, step.score)
             elif step.place == HELD:
                 self.topics.held.setdefault(step.topic, {})[step.member] = step.score
                 self.note_place(step.idempotency_key, step.member, step.score, step.topic)
@@ -209,13 +214,14 @@ class ReferenceServer:
                 if step.idempotency_key and not step.group:
                     forgets = True
                     self._end(step.idempotency_key, _message_id(step.member), now_ms + memory_ms)
-            if step.place not in (SCREEN, LATER, OUTBOX):
+            if step.place not in (SCREEN, OUTBOX):
                 self.topics.names.add(step.topic)
         if forgets:
             self._forget_ids(now_ms)
-        if not self.buckets[bucket]:
+        if not self.buckets.get(bucket, True):
             del self.buckets[bucket]
-        self.topics.rate_limits |= {topic: round(go_ms, 3) for topic, go_ms in plan.rate_limits.items()}
+        self.topics.held = {topic: rows for topic, rows in self.topics.held.items() if rows}
+        self.topics.note_turns(plan, naming, now_ms)
         return rows
 
     def note_place(self, idempotency_key: str, stored: bytes, score: int, topic: str = "") -> None:
@@ -265,16 +271,14 @@ class ReferenceServer:
             del self.claims[token]
         return [b"OK", max(count, 0)]
 
-    def _release(
-        self, token: str, bucket: int, until_ms: int | str, claimed: int, delivered: int, now: int | str
-    ) -> list[Any]:
+    def _release(self, token: str, until_ms: int | str, claimed: int, delivered: int, now: int | str) -> list[Any]:
         by_finder = until_ms == ""
         lease = self.claims.get(token)
         if lease is None or (lease.until_ms > self._now(now) if by_finder else lease.until_ms != until_ms):
             return [b"LOST", 0]
         unacknowledged = delivered - (claimed - len(lease.rows))
         for index, (given_back, due_ms) in enumerate(lease.rows):
-            self.buckets.setdefault(bucket, {})[given_back] = due_ms
+            self.buckets.setdefault(due_ms - due_ms % BUCKET_MS, {})[given_back] = due_ms
             if by_finder or index < unacknowledged:
                 message_id = _message_id(given_back)
                 self.attempts[message_id] = self.attempts.get(message_id, 0) + 1
@@ -429,7 +433,7 @@ def _page(due: Sequence[tuple[int, bytes]], limit: int, bytes_max: int) -> list[
 
 
 def as_if_new(stored: bytes) -> bytes:
-    """Return a member without the place in time that a rate limit has given it."""
+    """Return a member that was redriven as one that was not."""
     if stored[MESSAGE_ID_LENGTH:][:1] != b"r":
         return stored
     return Message.from_member(stored, 0).to_member()

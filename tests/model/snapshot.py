@@ -34,6 +34,7 @@ class Snapshot:
     held: dict[str, dict[bytes, int]]
     pauses: dict[str, int]
     rate_limits: dict[str, float]
+    held_topics: dict[str, float]
     settings: frozenset[str]
 
     def waiting(self) -> list[tuple[bytes, int]]:
@@ -106,6 +107,7 @@ def read_server(client: Any, keys: Keys) -> Snapshot:
         held={topic: {same_text(m): int(due) for m, due in rows} for topic, rows in values.get("held", {}).items()},
         pauses={topic.decode(): int(since) for topic, since in dict(_only(values, "pauses")).items()},
         rate_limits={topic.decode(): float(go_ms) for topic, go_ms in dict(_only(values, "rate_limits")).items()},
+        held_topics={topic.decode(): at_ms for topic, at_ms in _only(values, "held_topics")},
         settings=frozenset(topic.decode() for topic in dict(_only(values, "topic_settings"))),
     )
 
@@ -151,6 +153,7 @@ def read_reference(server: ReferenceServer) -> Snapshot:
         "held": server.topics.held,
         "pauses": server.topics.pauses,
         "rate_limits": server.topics.rate_limits,
+        "held_topics": server.topics.held_topics,
         "topic_settings": server.topics.settings,
     }
     return Snapshot(
@@ -173,6 +176,7 @@ def read_reference(server: ReferenceServer) -> Snapshot:
         held={topic: {same_text(m): due for m, due in rows.items()} for topic, rows in server.topics.held.items()},
         pauses=dict(server.topics.pauses),
         rate_limits=dict(server.topics.rate_limits),
+        held_topics=dict(server.topics.held_topics),
         settings=frozenset(server.topics.settings),
     )
 

@@ -280,16 +280,26 @@ class TestTopics:
         assert messages(due).get(KEY).state is State.SCHEDULED
         assert due.client.zcard(due.keys.held("mail")) == 2
 
-    def test_after_the_pause_it_is_found_where_it_was(self, due: Bench) -> None:
+    def test_after_the_pause_it_is_found_until_it_goes(self, due: Bench) -> None:
         due.client.hset(due.keys.pauses(), "mail", START_MS)
         self.settle(due)
-        list(Topics(due.user, [due.keys], due.scripts).resume("mail"))
+        Topics(due.user, [due.keys], due.scripts).resume("mail")
+        assert messages(due).get(KEY).state is State.HELD
         assert messages(due).cancel(KEY).state is State.CANCELLED
 
-    def test_what_waits_for_its_rate_limit_is_found_and_says_when_it_was_due(self, due: Bench) -> None:
+    def test_what_waits_for_its_rate_limit_is_found_and_can_be_cancelled(self, due: Bench) -> None:
+        self.settle(due, max_rate=1)
+        before = due.client.zcard(due.keys.held("mail"))
+        assert messages(due).cancel(KEY).state is State.CANCELLED
+        assert due.client.zcard(due.keys.held("mail")) == before - 1
+        due.now_ms += 10_000
+        self.settle(due, max_rate=1)
+        assert due.client.xlen(due.keys.stream("mail")) == 2
+
+    def test_what_waits_for_its_rate_limit_is_found_and_can_be_rescheduled(self, due: Bench) -> None:
         self.settle(due, max_rate=1)
         found = messages(due).get(KEY)
-        assert found.message and (found.state, found.message.due_ms) == (State.SCHEDULED, DUE_MS)
+        assert found.message and (found.state, found.message.due_ms) == (State.HELD, DUE_MS)
         moved = messages(due).reschedule(KEY, DUE_MS + 5_000)
         assert moved.message and (moved.message.due_ms, moved.message.body) == (DUE_MS + 5_000, "message 2")
         assert messages(due).get(KEY) == moved

@@ -166,20 +166,26 @@ class TestTopics:
         assert messages(bench).replace(due) == messages(bench).get(KEY) == Found(State.SCHEDULED, due)
         assert bench.client.zcard(bench.keys.held("mail")) == 0
 
-    def test_a_replacement_stays_one_when_it_is_held_and_put_back(self, bench: Bench) -> None:
+    def test_a_replacement_stays_one_when_it_is_held_and_given_back(self, bench: Bench) -> None:
         messages(bench).replace(TWO)
         self.hold(bench)
         held = Found(State.HELD, TWO)
         assert messages(bench).replace(ONE) == messages(bench).replace(TWO) == held
-        list(Topics(bench.user, [bench.keys], bench.scripts).resume("mail"))
+        assert Topics(bench.user, [bench.keys], bench.scripts).resume("mail") == 1
+        assert messages(bench).replace(ONE) == held
+        set_topic(bench.client, bench.keys, "*", TopicSettings(sink="screen"))
+        store = bench.store()
+        claim = store.claim("resumed:0").claim
+        assert claim and messages(bench).replace(ONE).state is State.IN_FLIGHT
+        store.release(claim, 0)
         assert messages(bench).replace(ONE) == Found(State.SCHEDULED, TWO)
 
     def test_a_replacement_stays_one_while_it_waits_for_its_rate_limit(self, bench: Bench) -> None:
         messages(bench).replace(TWO)
         bench.now_ms = LATER_MS
-        bench.client.hset(bench.keys.rate_limits(), "mail", LATER_MS + 5_000)
+        bench.client.hset(bench.keys.rate_limits(), "mail", LATER_MS + 500)
         self.settle(bench, max_rate=1)
-        assert messages(bench).replace(ONE).message == TWO
+        assert messages(bench).replace(ONE) == Found(State.HELD, TWO)
         assert messages(bench).replace(replacement(3, LATER_MS + 1)).message == replacement(3, LATER_MS + 1)
         assert bench.stats().scheduled == 1
 

@@ -100,9 +100,8 @@ def test_a_forecast_has_the_lag_of_the_jobs_that_read_kafka(bench: Bench) -> Non
 
 def test_a_forecast_looks_at_so_many_buckets_claims_and_topics(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     hold(bench, FIRST_MS - BUCKET_MS)
-    Topics(bench.client, [bench.keys]).resume("default")
     bench.client.delete(bench.keys.pauses())
-    for name, most in (("BUCKETS_MAX", 3), ("CLAIMS_MAX", 2), ("PAUSED_MAX", 0)):
+    for name, most in (("BUCKETS_MAX", 3), ("CLAIMS_MAX", 2), ("HELD_MAX", 1)):
         monkeypatch.setattr(stats, name, most)
     bench.store().schedule(
         "t", transaction(*((line, FIRST_MS + line * BUCKET_MS) for line in range(1, 9)), token="Q" * 14)
@@ -111,9 +110,16 @@ def test_a_forecast_looks_at_so_many_buckets_claims_and_topics(bench: Bench, mon
     store = bench.store(claim_limit=1)
     for name in "abcd":
         assert store.claim(f"{name}:0").claim is not None
-    bench.client.hset(bench.keys.pauses(), "default", 1)
+    bench.client.hset(bench.keys.pauses(), mapping={"another": 1, "default": 1})
+    bench.client.zadd(bench.keys.held_topics(), {"another": 1, "default": 2})
     seen = read_forecast(bench.client, [bench.keys])
     assert (seen.buckets, seen.held) == ({FIRST_MS + line * BUCKET_MS: 1 for line in (5, 6, 7)}, 0)
+    bench.client.zadd(bench.keys.held_topics(), {"default": 0})
+    seen = read_forecast(bench.client, [bench.keys])
+    assert (seen.held, seen.throttled) == (0, 0), "it is paused"
+    bench.client.delete(bench.keys.pauses())
+    seen = read_forecast(bench.client, [bench.keys])
+    assert (seen.held, seen.throttled) == (1, 1)
 
 
 @pytest.mark.leaves_rubbish

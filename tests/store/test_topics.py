@@ -3,21 +3,25 @@
 from dataclasses import dataclass, replace
 from typing import Any
 
+import hypothesis.strategies as st
 import pytest
+from hypothesis import HealthCheck, given, settings
 
 from pipeline.config import DrainSettings, RedisSettings, TopicSettings
 from pipeline.core.buckets import BUCKET_WIDTH_MS, bucket_start_ms
 from pipeline.core.errors import StoreProtocolError
 from pipeline.core.messages import Message
-from pipeline.store.base import ClaimReply
+from pipeline.store.base import ClaimReply, State
+from pipeline.store.by_id import MessagesById
 from pipeline.store.connection import connect
 from pipeline.store.dead_letters import DeadLetters
 from pipeline.store.groups import GroupStore
 from pipeline.store.keys import Keys
+from pipeline.store.namespace import change_topic_settings
 from pipeline.store.redis_store import RedisStore
 from pipeline.store.stats import Stats, read_stats
 from pipeline.store.topics import GROUPS_A_TURN, TRIM_LIMIT, Topics
-from tests.store.builders import set_topic
+from tests.store.builders import keyed, set_topic
 from tests.store.conftest import START_MS
 
 STREAM = TopicSettings(sink="stream")
@@ -49,6 +53,15 @@ class World:
         self.put(member, due_ms)
         return member
 
+    def send_many(self, count: int) -> list[str]:
+        """Let so many come due, and return their texts."""
+        texts = [f"{number:05}" for number in range(count)]
+        rows = {Message(0, text, "mail").to_member(f"Pmany000000000{text:0>8}"): START_MS for text in texts}
+        start = bucket_start_ms(START_MS)
+        self.client.zadd(self.keys.bucket(start), rows)
+        self.client.zadd(self.keys.buckets(), {str(start): start})
+        return texts
+
     def put(self, member: bytes, due_ms: int = START_MS) -> None:
         start = bucket_start_ms(due_ms)
         self.client.zadd(self.keys.bucket(start), {member: due_ms})
@@ -68,6 +81,24 @@ class World:
 
     def topics(self) -> Topics:
         return Topics(self.user, [self.keys])
+
+    def change(self, topic: str, **changes: Any) -> None:
+        change_topic_settings(self.user, RedisSettings(namespace=self.keys.namespace), topic, changes)
+
+    def drain(self, store: RedisStore, until_ms: int = 0) -> list[int]:
+        """Let a loop run, on the given clock, to a time or for a moment; returns when each message moved or was claimed."""
+        until_ms, moved_at = max(until_ms, self.now_ms), []
+        while True:
+            reply = self.claim(store)
+            moved_at += [self.now_ms] * sum(len(each.dues_ms) for each in reply.moved)
+            if reply.claim:
+                moved_at += [self.now_ms] * len(reply.claim.messages)
+                assert store.ack(reply.claim, len(reply.claim.messages), keyed(reply.claim))
+            elif reply.next_due_ms is None or reply.next_due_ms > until_ms:
+                self.now_ms = until_ms
+                return moved_at
+            else:
+                self.now_ms = max(self.now_ms, reply.next_due_ms)
 
 
 @pytest.fixture
@@ -223,8 +254,9 @@ class TestPauses:
         assert world.topics().look("mail").held == 2
         assert world.stats().scheduled == world.stats().held == 2
         assert world.stats().overdue_ms == 0, "a pause is meant, so it makes nothing late"
-        assert list(world.topics().put_back(world.keys, "mail")) == [], "still paused"
-        assert sum(world.topics().resume("mail")) == 2
+        world.topics().look_again(world.keys, "mail")
+        assert world.claim(store).next_due_ms is None, "still paused"
+        assert world.topics().resume("mail") == 2
         while world.claim(store).next_due_ms is not None:
             pass
         assert world.texts() == ["late", "now"]
@@ -337,16 +369,242 @@ class TestPaces:
             world.now_ms = max(world.now_ms, reply.next_due_ms)
         assert START_MS + 1_600 <= world.now_ms <= START_MS + 1_800, "five a second"
 
-    def test_other_topics_do_not_wait(self, world: World) -> None:
+    def test_other_topics_are_on_time_while_many_wait(self, world: World) -> None:
         world.set("mail", replace(STREAM, max_rate=1))
-        for number in range(20):
-            world.send(f"{number}")
-        world.send("quick", "news")
+        world.send_many(10_000)
         store = world.store()
-        while world.claim(store).next_due_ms == world.now_ms:
-            pass
+        assert len(world.drain(store)) == 1
+        assert (world.stats().held, world.stats().throttled, world.stats().late) == (9_999, 9_999, 0)
+        for number in range(1, 6):
+            world.send(f"{number}", "news", due_ms=START_MS + 700 * number)
+        claims, moved_at = world.claims, []
+        for _ in range(100):
+            reply = world.claim(store)
+            moved_at += [(world.now_ms, due) for each in reply.moved if each.topic == "news" for due in each.dues_ms]
+            assert reply.next_due_ms is not None
+            world.now_ms = max(world.now_ms, reply.next_due_ms)
+            if len(moved_at) == 5:
+                break
+        assert [(at, due) for at, due in moved_at if at != due] == [] and len(moved_at) == 5
+        assert world.claims - claims < 25, "it sleeps until something may go"
+        assert len(world.texts()) == 4
+
+    def test_a_limit_that_is_raised_counts_at_once(self, world: World) -> None:
+        world.change("mail", max_rate=1)
+        texts = world.send_many(2_000)
+        store = world.store()
+        assert len(world.drain(store)) == 1
+        world.change("mail", max_rate=1_000)
+        world.drain(store, START_MS + 1_000)
+        assert 1_000 <= len(world.texts()) <= 1_102
+        world.drain(store, START_MS + 2_010)
+        assert world.texts() == texts
+
+    def test_a_limit_for_a_long_time_that_is_raised_counts_at_once(self, world: World) -> None:
+        world.change("mail", max_rate=1)
+        world.send("first")
+        world.send("second")
+        store = world.store(shards=3_600)
+        world.drain(store)
+        world.change("*", max_rate=3_600)
+        world.change("mail", max_rate=3_600)
+        world.drain(store, START_MS + 1_000)
+        assert world.texts() == ["first", "second"]
+
+    def test_a_limit_that_is_lowered_counts_at_once(self, world: World) -> None:
+        world.change("mail", max_rate=1_000)
+        world.send_many(2_000)
+        store = world.store()
+        assert len(world.drain(store, START_MS + 500)) <= 602
+        world.change("mail", max_rate=1)
+        assert len(world.drain(store, START_MS + 10_500)) in (10, 11)
+
+    def test_without_a_limit_all_go_at_once_and_nothing_overtakes_them(self, world: World) -> None:
+        world.change("mail", max_rate=1)
+        texts = world.send_many(1_500)
+        store = world.store()
+        world.drain(store)
+        world.change("mail", max_rate=None)
+        world.now_ms += 10
+        world.send("new", due_ms=world.now_ms)
+        world.send("newer", due_ms=world.now_ms)
+        world.drain(store)
+        assert world.texts() == [*texts, "new", "newer"]
+        assert not world.client.exists(world.keys.held("mail"), world.keys.held_topics())
+
+    def test_others_do_not_wait_for_what_goes_at_once(self, world: World) -> None:
+        world.topics().pause("mail", START_MS)
+        world.send_many(2_000)
+        store = world.store()
+        world.drain(store)
+        world.topics().resume("mail")
+        world.send("quick", "news", due_ms=START_MS + 1)
+        world.now_ms += 1
+        for _ in range(3):
+            world.claim(store)
         assert world.texts("news") == ["quick"]
-        assert len(world.texts()) == 1
+        assert 0 < len(world.texts()) < 2_000
+
+    def test_a_bucket_of_messages_that_are_not_of_it_is_seen_to_all_the_same(self, world: World) -> None:
+        world.topics().pause("mail", START_MS)
+        world.send_many(2_000)
+        store = world.store()
+        world.drain(store)
+        early_ms = bucket_start_ms(START_MS) - BUCKET_WIDTH_MS
+        later = Message(0, "later", "news").to_member(f"Pearly00000000{1:08x}")
+        world.client.zadd(world.keys.bucket(early_ms), {later: START_MS + 10_000_000})
+        world.client.zadd(world.keys.buckets(), {str(early_ms): early_ms})
+        world.send("quick", "news")
+        world.topics().resume("mail")
+        for _ in range(4):
+            world.claim(store)
+        assert world.texts("news") == ["quick"]
+        assert len(world.texts()) < 2_000
+
+    @pytest.mark.parametrize("is_paused", [True, False])
+    @pytest.mark.parametrize("max_rate", [1, 10, 250])
+    def test_a_time_in_which_nothing_goes_earns_a_second_at_most(
+        self, world: World, max_rate: int, is_paused: bool
+    ) -> None:
+        world.set("mail", replace(STREAM, max_rate=max_rate))
+        world.send_many(10 * max_rate)
+        store = world.store()
+        world.drain(store, START_MS + 1_000)
+        if is_paused:
+            world.topics().pause("mail", world.now_ms)
+            assert world.drain(store, START_MS + 3_600_000) == []
+            world.topics().resume("mail")
+        else:
+            world.now_ms = START_MS + 3_600_000
+        assert len(world.drain(store)) == max_rate, "a second's worth"
+        assert max_rate - 1 <= len(world.drain(store, world.now_ms + 1_000)) <= max_rate + 1
+
+    def test_a_loop_that_looks_too_seldom_loses_nothing_of_the_rate(self, world: World) -> None:
+        world.set("mail", replace(STREAM, max_rate=30))
+        world.send_many(400)
+        store = world.store()
+        for _ in range(20):
+            world.now_ms += 487
+            world.drain(store)
+        assert len(world.texts()) == 4 + 19 * 487 * 30 // 1_000
+
+    def test_less_than_one_a_second(self, world: World) -> None:
+        """Half of it, as two shards share one."""
+        world.set("mail", replace(STREAM, max_rate=1))
+        for number in range(5):
+            world.send(f"{number}")
+        moved_at = world.drain(world.store(shards=2), START_MS + 60_000)
+        assert moved_at == [START_MS, *(START_MS + 2_000 * n - 100 for n in range(1, 5))]
+
+    def test_two_shards_keep_the_rate_together(self, world: World) -> None:
+        shards = [World(world.client, world.user, Keys(world.keys.namespace, shard)) for shard in range(2)]
+        moved_at = []
+        for each in shards:
+            each.set("mail", replace(STREAM, max_rate=20))
+            each.send_many(30)
+            moved_at += each.drain(each.store(shards=2), START_MS + 2_000)
+        assert 40 <= len(moved_at) <= 44
+        assert max(sum(at <= each < at + 1_000 for each in moved_at) for at in moved_at) <= 24
+
+    def test_a_clock_that_is_set_back_stops_nothing_for_long(self, world: World) -> None:
+        world.set("mail", replace(STREAM, max_rate=1))
+        for number in range(5):
+            world.send(f"{number}", due_ms=START_MS - 10_000_000)
+        store = world.store()
+        world.drain(store)
+        world.now_ms -= 3_600_000
+        world.topics().look_again(world.keys, "mail")  # as each drain loop does by the way
+        assert len(world.drain(store, world.now_ms + 3_000)) == 3
+
+    def test_what_is_too_late_uses_up_nothing_of_the_limit(self, world: World) -> None:
+        world.set("mail", replace(STREAM, max_rate=1, expire_after_sec=10))
+        for number in range(5):
+            world.send(f"early {number}")
+        for number in range(5):
+            world.send(f"{number}", due_ms=START_MS + 9_000)
+        store = world.store()
+        world.drain(store)
+        world.now_ms += 10_500
+        world.drain(store)
+        assert world.texts() == ["early 0", "0"]
+        assert [letter.body for letter in DeadLetters(world.user, [world.keys]).of_topic("mail")] == [
+            f"early {number}" for number in range(1, 5)
+        ]
+
+    def test_a_retry_does_not_wait_for_the_limit(self, world: World) -> None:
+        GroupStore(world.client, [world.keys], "mail", "billing", "c").register("0-0")
+        world.set("mail", replace(STREAM, max_rate=1))
+        for number in range(3):
+            world.send(f"{number}")
+        store = world.store()
+        world.drain(store)
+        again = Message(START_MS - 1, "again", "mail", group="billing", message_id="R" * 14 + "00000001")
+        world.put(again.to_member(is_rescheduled=True))
+        world.drain(store)
+        assert [fields["message"] for fields in world.stream(world.keys.retry("mail", "billing"))] == ["again"]
+        assert world.texts() == ["0"]
+
+    def test_a_pause_holds_retries_too_and_they_use_up_nothing(self, world: World) -> None:
+        GroupStore(world.client, [world.keys], "mail", "billing", "c").register("0-0")
+        world.set("mail", replace(STREAM, max_rate=1))
+        world.topics().pause("mail", START_MS)
+        for number in range(3):
+            again = Message(START_MS - 1, f"{number}", "mail", group="billing", message_id=f"{'R' * 14}0000000{number}")
+            world.put(again.to_member(is_rescheduled=True), START_MS - 1)
+        world.send("first")
+        world.send("second")
+        store = world.store()
+        world.drain(store)
+        assert world.topics().look("mail").held == 5
+        world.topics().resume("mail")
+        world.drain(store)
+        assert [fields["message"] for fields in world.stream(world.keys.retry("mail", "billing"))] == ["0", "1", "2"]
+        assert world.texts() == ["first"]
+
+    def test_a_change_wakes_the_loops_if_something_waits(self, world: World) -> None:
+        world.change("mail", max_rate=1)
+        bell = world.client.pubsub()
+        bell.subscribe(world.keys.wake())
+        assert bell.get_message(timeout=5)["type"] == "subscribe"
+        world.change("mail", max_rate=2)
+        for number in range(2):
+            world.send(f"{number}")
+        world.drain(world.store())
+        world.client.publish(world.keys.wake(), "nothing before")
+        world.change("*", sink="stream")
+        assert [bell.get_message(timeout=5)["data"] for _ in range(2)] == [b"nothing before", b"0"]
+        assert world.client.zscore(world.keys.held_topics(), "mail") == 0
+        bell.close()
+
+    def test_what_is_given_back_comes_before_what_is_held(self, world: World) -> None:
+        """From another bucket than the oldest, and its id leads to it."""
+        world.set("mail", TopicSettings(sink="screen", max_rate=1))
+        for number in range(4):
+            world.send(f"{number}", due_ms=START_MS - BUCKET_WIDTH_MS + number, id=f"id-{number}")
+        for number in range(1, 4):
+            world.client.hset(
+                world.keys.places(),
+                f"id-{number}",
+                f"Psent000000000{number + 1:08x}{START_MS - BUCKET_WIDTH_MS + number}",
+            )
+        world.send("much later", due_ms=START_MS + 50 * BUCKET_WIDTH_MS)
+        store, texts = world.store(), []
+        assert len(world.drain(store)) == 1
+        by_id = MessagesById(world.user, [world.keys], 1_000, now_ms=lambda: world.now_ms)
+        assert [by_id.get(f"id-{number}").state for number in (1, 2)] == [State.HELD, State.HELD]
+        world.now_ms += 1_000
+        claim = world.claim(store).claim
+        assert claim and len(claim.messages) == 1
+        assert by_id.get("id-1").state is State.IN_FLIGHT
+        assert store.release(claim, 1) == 1
+        assert by_id.get("id-1").state is State.SCHEDULED
+        while len(texts) < 3:
+            reply = world.claim(store)
+            if reply.claim:
+                texts += [(m.attempt, Message.from_member(m.member, m.due_ms).body) for m in reply.claim.messages]
+                store.ack(reply.claim, len(reply.claim.messages), keyed(reply.claim))
+            world.now_ms = max(world.now_ms, reply.next_due_ms or 0)
+        assert texts == [(2, "1"), (1, "2"), (1, "3")]
 
     def test_a_message_that_waited_is_shown_with_its_own_due_time_and_id(self, world: World) -> None:
         world.set("mail", TopicSettings(sink="screen", max_rate=5))
@@ -355,13 +613,41 @@ class TestPaces:
         store = world.store()
         claim = world.claim(store).claim
         assert claim is not None and len(claim.messages) == 1
-        assert world.claim(store).claim is None, "the second one waits"
-        world.now_ms += 200
+        assert world.drain(store, START_MS + 99) == [], "the second one waits"
+        assert world.claim(store).next_due_ms == START_MS + 100
+        world.now_ms += 1
         claim = world.claim(store).claim
         assert claim is not None
         message = Message.from_member(claim.messages[0].member, claim.messages[0].due_ms)
         assert (message.body, message.id, message.due_ms) == ("2", "two", START_MS)
         assert message.headers == {"a": "b"}
+
+    @settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+    @given(
+        interval_ms=st.sampled_from([2, 10, 50, 200, 500, 1_000]),
+        steps=st.lists(
+            st.tuples(st.integers(0, 20), st.sampled_from([0, 10, 17, 50, 99, 100, 101, 200, 999, 1_000, 5_000])),
+            max_size=12,
+        ),
+    )
+    def test_it_takes_what_a_token_bucket_allows(
+        self, world: World, interval_ms: int, steps: list[tuple[int, int]]
+    ) -> None:
+        """Some messages come at a time, and a loop looks then, whenever that is."""
+        world.client.flushall()
+        world.now_ms = START_MS
+        world.set("mail", replace(STREAM, max_rate=1_000 // interval_ms))
+        store, waiting, tokens_ms = world.store(), 0, 100  # in the time that it takes to earn them, beside one
+        for count, pause_ms in steps:
+            reserve_ms = max(100, 1_000 - interval_ms) if waiting else 100
+            tokens_ms = min(tokens_ms, reserve_ms)
+            for _ in range(count):
+                world.send("m")
+            waiting += count
+            taken = min(waiting, tokens_ms // interval_ms + 1)
+            assert len(world.drain(store)) == taken
+            waiting, tokens_ms = waiting - taken, tokens_ms - taken * interval_ms + pause_ms
+            world.now_ms += pause_ms
 
 
 class TestRetention:

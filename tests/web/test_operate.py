@@ -101,7 +101,7 @@ def test_a_topic_is_paused_and_resumed(api: Api, server: RealServer) -> None:
     assert api.get("/v1/messages/tea").json()["state"] == "held"
     assert [topic["held"] for topic in api.get("/v1/topics").json()["topics"]] == [1]
     resumed = api.delete("/v1/topics/mail/pause").json()
-    assert (resumed["held"], resumed["paused_ms"]) == (0, None)
+    assert (resumed["held"], resumed["paused_ms"]) == (1, None)
     deliver_due(server)
     found = api.get("/v1/topics/mail").json()
     assert (found["in_stream"], found["groups"], found["settings"]["sink"]) == (1, [], "stream")

@@ -69,8 +69,9 @@ def test_what_is_written_is_what_was_read(stage: Stage) -> None:
 def test_the_namespace_is_one_of_ours_and_everything_in_it_counts(stage: Stage) -> None:
     assert open_namespace(stage.user, RedisSettings(namespace="duetime"), may_create=False)
     stats = read_stats(stage.user, [KEYS])
-    assert (stats.scheduled, stats.held, stats.in_flight, stats.outbox, stats.dead) == (8, 1, 2, 1, 1)
-    assert stats.counters == {"stored": 13, "rejected": 3, "delivered": 12, "dead": 1, "cancelled": 1}
+    assert (stats.scheduled, stats.held, stats.in_flight, stats.outbox, stats.dead) == (9, 2, 2, 1, 1)
+    assert stats.throttled == 1
+    assert stats.counters == {"stored": 13, "rejected": 3, "delivered": 13, "dead": 1, "cancelled": 1}
 
 
 def test_markers_and_idempotency_keys_are_known(stage: Stage) -> None:
@@ -134,7 +135,7 @@ def test_a_claim_in_flight_is_taken_back_and_delivered(stage: Stage) -> None:
 
 
 def test_messages_of_every_form_are_delivered_when_they_are_due(stage: Stage) -> None:
-    assert sum(Topics(stage.user, [KEYS]).resume(TOPIC)) == 1
+    assert Topics(stage.user, [KEYS]).resume(TOPIC) == 1
     store = RedisStore(stage.user, KEYS, now_ms=lambda: FUTURE_MS)
     store.reclaim()
     found = []
@@ -164,19 +165,30 @@ def test_groups_go_on_where_they_were(stage: Stage) -> None:
     assert entries[0].headers == HEADERS
     while more := reader.take():
         entries += more
-    assert {"not read", "one a second"} <= {one.body for one in entries}
+    assert {"not read", "before the pause"} <= {one.body for one in entries}
     assert reader.ack(*entries)
     assert stage.pending() == 0
 
 
 def test_a_pause_holds_and_ends(stage: Stage) -> None:
     topics = Topics(stage.user, [KEYS])
-    assert topics.names() == [TOPIC]
+    assert topics.names() == [TOPIC, "slow"]
     info = topics.look(TOPIC)
     assert (info.held, info.dead, info.paused_ms) == (1, 1, PAST_MS)
-    assert sum(topics.resume(TOPIC)) == 1
+    assert topics.resume(TOPIC) == 1
+    stage.move()
     assert topics.look(TOPIC).held == 0
-    assert stage.move() == 1
+    assert stage.client.xrevrange(KEYS.stream(TOPIC), count=1)[0][1][b"message"] == b"held"
+
+
+def test_what_waits_for_a_rate_limit_goes_on_when_it_may(stage: Stage) -> None:
+    [(topic, next_ms)] = stage.client.zrange(KEYS.held_topics(), 0, -1, withscores=True)
+    assert (topic, stage.client.zcard(KEYS.held("slow"))) == (b"slow", 1)
+    for now_ms, texts in ((int(next_ms) - 1, [b"message 1"]), (int(next_ms), [b"message 1", b"message 2"])):
+        store = RedisStore(stage.user, KEYS, now_ms=lambda now_ms=now_ms: now_ms)
+        while store.claim(f"{now_ms}:{len(texts)}").moved:
+            pass
+        assert [fields[b"message"] for _, fields in stage.client.xrange(KEYS.stream("slow"))] == texts
 
 
 def test_a_dead_letter_is_read_and_scheduled_again(stage: Stage) -> None:

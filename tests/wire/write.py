@@ -62,6 +62,7 @@ def fill(server: RealServer) -> Keys:
     set_topic(client, keys, "default", TopicSettings(sink="screen"))
     Sessions(user, keys).begin("0" * 64)
     fill_buckets(RedisStore(user, keys))
+    fill_rate_limit(stage)
     messages = MessagesById(user, [keys], DAY_MS)
     assert messages.cancel("order-4").message
     replacement = Message(FUTURE_MS, "message 6", "default", "order-6", {"lang": "de"}, f"{'L' * 14}00000006")
@@ -122,11 +123,20 @@ def fill_streams(stage: Stage) -> None:
 
 
 def fill_topics(stage: Stage) -> None:
-    """Use up a rate limit, and pause the topic before another message comes due."""
-    stage.settings = replace(stage.settings, max_rate=1)
-    stage.send("one a second")
+    """Pause a topic before another message comes due."""
+    stage.send("before the pause")
     Topics(stage.user, [stage.keys]).pause(TOPIC, PAST_MS)
     stage.send("held")
+
+
+def fill_rate_limit(stage: Stage) -> None:
+    """Leave a message that waits for the rate limit of its topic, which another one has used up."""
+    set_topic(stage.client, stage.keys, "slow", replace(stage.settings, max_rate=1))
+    stage.client.zadd(stage.keys.buckets(), {"0": 0})
+    for number in (1, 2):
+        member = Message(PAST_MS, f"message {number}", "slow").to_member(f"{'R' * 14}{number:08x}")
+        stage.client.zadd(stage.keys.bucket(0), {member: PAST_MS})
+    stage.move()
 
 
 def fill_outbox(stage: Stage, settings: RedisSettings) -> None:

@@ -116,7 +116,7 @@ if verb == 'cancel' then
   return {'OK', member, score}
 end
 
--- A rate limit has given it a place in time, of which nothing is left.
+-- What was redriven is as if it were new: it says no longer when it was due first.
 local new_member = member
 if string.sub(member, FORM_AT, FORM_AT) == 'r' then
   local headers = body.headers and next(body.headers) and body.headers or nil

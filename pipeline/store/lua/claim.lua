@@ -11,6 +11,8 @@
 -- A target is, behind what all keys of the shard begin with, one of
 --   stream:<topic>, outbox:kafka, retry:<topic>:<group>, dead:<topic>, held:<topic>, bucket:<bucket_start_ms>
 --
+-- Only the keys of what is held, and of where that goes, are built here (include/turns.lua), of the same shard: nobody can know them.
+--
 -- KEYS[1] buckets   ZSET    bucket_start_ms of every bucket that is not empty
 -- KEYS[2] bucket    ZSET    member -> due_ms; the bucket that the caller takes for the oldest
 -- KEYS[3] claims    ZSET    lease token -> lease_until_ms
@@ -20,10 +22,11 @@
 -- KEYS[7] places     HASH    idempotency key -> place, see include/places.lua
 -- KEYS[8] ids       ZSET    idempotency key -> epoch ms at which it is forgotten
 -- KEYS[9] counters  HASH
--- KEYS[10] rate_limits  HASH  topic -> epoch ms at which its next message may go
+-- KEYS[10] rate_limits  HASH  topic -> epoch ms at which its next message may go, of topics with a max_rate
 -- KEYS[11] topics   SET     topics that have a stream, dead letters or held messages
 -- KEYS[12] topic_settings  HASH  topic, or * for all topics -> settings as a JSON object
--- KEYS[13..] target         STREAM or ZSET
+-- KEYS[13] held_topics     ZSET  topic -> epoch ms at which the next message that is held of it may go, of topics that are not paused
+-- KEYS[14..] target         STREAM or ZSET
 -- ARGV[1] bucket_start_ms  int     of KEYS[2]
 -- ARGV[2] lease_token      string
 -- ARGV[3] claim_limit      int     messages, at most
@@ -37,7 +40,7 @@
 --   OK      rows are member, due_ms, …; attempts are one number a message, or empty if all are 0; detail is lease_until_ms
 --   MOVED   nothing for the screen, but something was due: ask again
 --   TARGET  nothing was done: ask again and give what is wanted
---   WAIT    nothing is due; detail is the next due_ms
+--   WAIT    nothing may go; detail is when the next may: when it is due, or its rate limit allows it
 --   BUCKET  another bucket is the oldest; detail is its bucket_start_ms: ask again for that one
 --   EMPTY   nothing is scheduled; detail is ""
 -- moved is due_ms:topic:group:when it came in, as its id says, for each message that went into a stream; group is "" but for retries.
@@ -46,10 +49,10 @@
 -- include common
 local buckets, bucket, claims, claim, attempts, pauses = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
 local places, ids, counters, rate_limits, topics, topic_settings = KEYS[7], KEYS[8], KEYS[9], KEYS[10], KEYS[11], KEYS[12]
-local bucket_start_ms, lease_token = ARGV[1], ARGV[2]
+local held_topics, bucket_start_ms, lease_token = KEYS[13], ARGV[1], ARGV[2]
 local claim_limit, claim_bytes_max, lease_ms = tonumber(ARGV[3]), tonumber(ARGV[4]), tonumber(ARGV[5])
 local id_retention_ms, now_ms, shards, look_ahead = tonumber(ARGV[6]), clock_ms(ARGV[7]), tonumber(ARGV[8]), ARGV[9] == '1'
-local FIRST_TARGET = 13
+local FIRST_TARGET = 14
 local PAGE = 100 -- messages a step, so that claim_bytes_max is passed by one page at most
 local REPAIRS_MAX = 100 -- entries of the index a call
 local FORGET_LIMIT = 1000
@@ -114,10 +117,7 @@ local function close_empty_bucket()
 end
 
 local oldest = oldest_bucket()
-if not oldest then
-  return reply('EMPTY', '')
-end
-if oldest ~= bucket_start_ms then
+if oldest and oldest ~= bucket_start_ms then
   return reply('BUCKET', oldest)
 end
 
@@ -140,27 +140,36 @@ local function want(key)
 end
 
 -- include member
+-- include limits
 -- include route
 
-local function due_page(first, limit, ...)
-  return redis.call('ZRANGE', bucket, '-inf', text(now_ms), 'BYSCORE', 'LIMIT', first, math.min(PAGE, limit), ...)
+local function due_page(set, first, limit, ...)
+  return redis.call('ZRANGE', set, '-inf', text(now_ms), 'BYSCORE', 'LIMIT', first, math.min(PAGE, limit), ...)
 end
 
-local rows, row_count, plan = {}, 0, {} -- for the screen, and for elsewhere, in order
-local count, bytes, next_ms, is_cut = 0, 0, {}, false
-while count < claim_limit and bytes < claim_bytes_max and not is_cut do
-  local page = due_page(count, claim_limit - count, 'WITHSCORES')
+local rows, row_count, plan, bytes, go_ms = {}, 0, {}, 0, {} -- rows for the screen, and the plan for elsewhere, in order
+
+local function add_row(member, due_ms)
+  rows[2 * row_count + 1], rows[2 * row_count + 2] = member, due_ms
+  row_count = row_count + 1
+end
+
+-- include places
+-- include turns
+
+local count, is_cut = 0, false -- of the bucket
+while oldest and turn_count + count < claim_limit and bytes < claim_bytes_max and not is_cut do
+  local page = due_page(bucket, count, claim_limit - turn_count - count, 'WITHSCORES')
   if #page == 0 then
     break
   end
   for index = 1, #page, 2 do
     local member, due_ms, step = page[index], due_text(page[index + 1]), nil
     if not is_plain or string.byte(member, FORM_AT) == RESCHEDULED then
-      step = route(member, due_ms, next_ms)
+      step = route(member, due_ms, go_ms)
     end
     if not step or not step.kind then
-      rows[2 * row_count + 1], rows[2 * row_count + 2] = member, due_ms
-      row_count = row_count + 1
+      add_row(member, due_ms)
     elseif is_given[step.key] then
       plan[#plan + 1] = step
     else
@@ -174,14 +183,14 @@ end
 -- Say what the messages behind this claim need, so that the next one can name it. A wrong guess costs another call.
 if look_ahead and not is_cut and is_outbox_of_all then
   want(usual_target('default'))
-elseif is_cut or (look_ahead and not is_plain) then
+elseif is_cut or (look_ahead and oldest and not is_plain) then
   local ahead_ms = {}
-  for topic, go_ms in pairs(next_ms) do
-    ahead_ms[topic] = go_ms
+  for topic, ms in pairs(go_ms) do
+    ahead_ms[topic] = ms
   end
   local ahead, ahead_bytes = 0, 0
   while ahead < claim_limit and ahead_bytes < claim_bytes_max do
-    local page = due_page(count + ahead, claim_limit - ahead)
+    local page = due_page(bucket, count + ahead, claim_limit - ahead)
     if #page == 0 then
       break
     end
@@ -224,28 +233,34 @@ local function refile()
   return reply('BUCKET', oldest_bucket())
 end
 
-if count == 0 then
+if turn_count + count == 0 then
   if is_cut then
     return reply('TARGET', '')
   end
-  local head_ms = tonumber(redis.call('ZRANGE', bucket, 0, 0, 'WITHSCORES')[2])
-  if head_ms and head_ms >= tonumber(bucket_start_ms) + BUCKET_WIDTH_MS then
+  if is_misfiled() then
     return refile()
   end
-  if head_ms then
-    return reply('WAIT', text(head_ms))
+  local head_ms = oldest and tonumber(redis.call('ZRANGE', bucket, 0, 0, 'WITHSCORES')[2])
+  if oldest and not head_ms then
+    close_empty_bucket()
+    oldest = oldest_bucket()
+    if oldest then
+      return reply('BUCKET', oldest)
+    end
   end
-  close_empty_bucket()
-  oldest = oldest_bucket()
-  return reply(oldest and 'BUCKET' or 'EMPTY', oldest or '')
+  note_turns()
+  local turn_ms = has_held and tonumber(redis.call('ZRANGE', held_topics, 0, 0, 'WITHSCORES')[2])
+  if head_ms or turn_ms then
+    return reply('WAIT', text(math.max(now_ms, math.min(head_ms or TIME_MAX, turn_ms or TIME_MAX))))
+  end
+  return reply('EMPTY', '')
 end
 
 -- A key that holds something else ends the script here, before it has done anything that another try would do again.
 local checked = {}
 for _, step in ipairs(plan) do
   if not checked[step.key] then
-    local is_set = step.kind == 'bucket' or step.kind == 'held'
-    checked[step.key] = redis.call(is_set and 'ZCARD' or 'XLEN', step.key)
+    checked[step.key] = redis.call(step.kind == 'held' and 'ZCARD' or 'XLEN', step.key)
   end
 end
 redis.call('LLEN', claim)
@@ -254,24 +269,23 @@ if #plan > 0 then
   redis.call('ZCARD', ids)
 end
 
--- include places
 -- include move
 
 -- First where the messages go to, then where they come from: an error between the two can repeat them, not lose them.
 local found, is_found = {}, {}
 for _, step in ipairs(plan) do
   move(step)
+  if step.kind == 'held' then
+    touched[step.name] = true
+  end
   local topic = step.body and step.body.topic
   -- One whose key has something is in `topics` already; with thousands of topics, saying so again took 3 % of the time.
-  if step.kind ~= 'bucket' and step.kind ~= 'outbox' and checked[step.key] == 0 and not is_found[topic] then
+  if step.kind ~= 'outbox' and checked[step.key] == 0 and not is_found[topic] then
     found[#found + 1], is_found[topic] = topic, true
   end
 end
 for first = 1, #found, PAGE do
   redis.call('SADD', topics, unpack(found, first, math.min(first + PAGE - 1, #found)))
-end
-for topic, go_ms in pairs(next_ms) do
-  redis.call('HSET', rate_limits, topic, string.format('%.3f', go_ms))
 end
 local lease_until_ms = text(now_ms + lease_ms)
 if #rows > 0 then
@@ -280,8 +294,11 @@ if #rows > 0 then
   end
   redis.call('ZADD', claims, lease_until_ms, lease_token)
 end
-redis.call('ZREMRANGEBYRANK', bucket, 0, count - 1) -- what was rescheduled into it has a score beyond now
+if count > 0 then
+  redis.call('ZREMRANGEBYRANK', bucket, 0, count - 1)
+end
 close_empty_bucket()
+end_turns()
 if has_ids then
   local forgotten = redis.call('ZRANGE', ids, '-inf', text(now_ms), 'BYSCORE', 'LIMIT', 0, FORGET_LIMIT)
   if #forgotten > 0 then

@@ -6,7 +6,7 @@
 -- KEYS[2] stream       STREAM
 -- KEYS[3] dead         STREAM
 -- KEYS[4] held         ZSET    member -> due_ms
--- KEYS[5] rate_limits  HASH    topic -> epoch ms at which its next message may go
+-- KEYS[5] rate_limits  HASH    topic -> epoch ms at which its next message may go, of topics with a max_rate
 -- KEYS[6] groups       HASH    group -> ordered or shared, of the topic
 -- ARGV[1] topic   string
 -- ARGV[2] now_ms  int     "" means the server's clock; tests pass their own
@@ -15,9 +15,10 @@
 -- include common
 local topics, stream, dead, held, rate_limits, groups = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
 local topic, now_ms = ARGV[1], clock_ms(ARGV[2])
+local FULL_MS = 1000 -- after so long a token bucket of which nothing was taken is as if it were new
 
 local go_ms = redis.call('HGET', rate_limits, topic)
-if go_ms and tonumber(go_ms) <= now_ms then
+if go_ms and tonumber(go_ms) <= now_ms - FULL_MS and redis.call('EXISTS', held) == 0 then
   redis.call('HDEL', rate_limits, topic)
 end
 local has_groups = redis.call('EXISTS', stream) == 1 and #redis.call('XINFO', 'GROUPS', stream) > 0

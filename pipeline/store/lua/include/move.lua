@@ -6,13 +6,6 @@ local function id_of(member, body)
   return body.id or string.sub(member, 1, MESSAGE_ID_LENGTH)
 end
 
--- Return a message that waits for its rate limit, with the time at which it was due first.
-local function rescheduled(step)
-  local body = step.body
-  local fields = {message = body.message, topic = body.topic, id = id_of(step.member, body), headers = body.headers, due_ms = step.due_ms}
-  return string.sub(step.member, 1, MESSAGE_ID_LENGTH) .. 'r' .. cjson.encode(fields)
-end
-
 -- Add an entry to a stream: the message leaves the schedule for good.
 local function write_entry(step)
   local member, body = step.member, step.body
@@ -36,13 +29,7 @@ end
 
 -- Write a message to where it goes; it is taken from its bucket later.
 local function move(step)
-  if step.kind == 'bucket' then
-    redis.call('ZADD', step.key, step.score, rescheduled(step))
-    redis.call('ZADD', buckets, step.name, step.name)
-    if step.body.id then
-      note_place(places, step.body.id, step.member, step.score)
-    end
-  elseif step.kind == 'held' then
+  if step.kind == 'held' then
     redis.call('ZADD', step.key, step.score, step.member)
     if step.body.id and not step.body.group then
       note_place(places, step.body.id, step.member, step.score, step.name)

@@ -5,7 +5,7 @@ local function is_remembered(set, id, now_ms)
 end
 
 -- Where the message of an idempotency key is while it is scheduled or in flight: its message id and its score in the bucket; "r", if it
--- is a replacement; and, if its topic is paused, ":" and the topic. That it is known afterwards is what `ids` says.
+-- is a replacement; and, if it is held, ":" and the topic. That it is known afterwards is what `ids` says.
 -- A transaction writes the first two by a plain command (store/resp.py).
 local function place_of(member, score, held_topic, is_replacement)
   local mark, held = is_replacement and 'r' or '', held_topic and ':' .. held_topic or ''

@@ -1,7 +1,3 @@
-local BURST_MS = 100 -- of what its rate limit allows in so long, a topic's messages may go at once
-
-local has_pauses = redis.call('EXISTS', pauses) == 1
-
 local function settings_at(field)
   local value = redis.call('HGET', topic_settings, field)
   local is_json, settings = pcall(cjson.decode, value or '{}')
@@ -38,7 +34,7 @@ end
 
 -- Whether a message that is not rescheduled goes to the screen, whatever its topic, so that nobody needs to look for that.
 local all = settings_of('*')
-local is_plain = not (has_own_settings or has_pauses or all.kind or all.expire_ms > 0 or all.interval_ms > 0)
+local is_plain = not (has_own_settings or has_pauses or has_held or all.kind or all.expire_ms > 0 or all.interval_ms > 0)
 
 -- One outbox has the messages of all topics, so that they leave it in their order.
 local function name_of(kind, topic)
@@ -51,7 +47,7 @@ local usual_targets = {} -- by topic
 local function usual_target(topic)
   if usual_targets[topic] == nil then
     local settings = settings_of(topic)
-    local is_usual = settings.kind and not has_pauses and settings.expire_ms == 0 and settings.interval_ms == 0
+    local is_usual = settings.kind and not has_pauses and not waits(topic) and settings.expire_ms == 0 and settings.interval_ms == 0
     usual_targets[topic] = is_usual and target(settings.kind, name_of(settings.kind, topic)) or false
   end
   return usual_targets[topic]
@@ -59,7 +55,7 @@ end
 
 -- Where all goes into the outbox, and nothing has to be looked up for a message, it is written there as it stands and read by who
 -- forwards it: to read each here and to write its fields took the server twice as long.
-local is_outbox_of_all = not (has_own_settings or is_tried) and usual_target('default') == target('outbox', 'kafka')
+local is_outbox_of_all = not (has_own_settings or has_held or is_tried) and usual_target('default') == target('outbox', 'kafka')
 
 local function goes_as_it_stands(member)
   local form = string.byte(member, FORM_AT)
@@ -67,33 +63,34 @@ local function goes_as_it_stands(member)
 end
 
 -- Decide where a message goes; nothing is written. A message for the screen has no kind and no key, one that goes as it stands no body.
--- `next_ms` is when the next message of each topic may go, and is moved on.
-local function route(member, due_ms, next_ms)
+-- `go_ms` is when the next message of each topic may go, and is moved on. Of a message that is held, `held_topic` is whose it is: it needs
+-- no key to be given, and stays if it has to be held.
+local function route(member, due_ms, go_ms, held_topic)
   if goes_as_it_stands(member) then
     return {member = member, due_ms = due_ms, kind = 'outbox', key = usual_target('default')}
   end
   local body = read_member(member)
-  local topic, settings, usual = body.topic, settings_of(body.topic), usual_target(body.topic)
+  local topic = held_topic or body.topic
+  local settings, usual = settings_of(topic), usual_target(topic)
   if usual and not body.group then
     return {member = member, body = body, due_ms = body.due_ms or due_ms, kind = settings.kind, key = usual}
   end
   local step = {member = member, body = body, score = due_ms, due_ms = body.due_ms or due_ms, kind = false, name = false, key = false}
   local name = body.group and topic .. ':' .. body.group
   local retry = name and target('retry', name)
-  local go_ms
-  if has_pauses and redis.call('HEXISTS', pauses, topic) == 1 then
+  local is_limited = false
+  if is_paused(topic) then
     step.kind, step.name = 'held', topic
-  elseif name and not is_given[retry] then
+  elseif name and not (held_topic or is_given[retry]) then
     step.kind, step.name = 'retry', name -- whether the group is there can be seen only when its key is given
   elseif retry and redis.call('EXISTS', retry) == 0 then
     step.kind, step.name, step.reason = 'dead', topic, 'dropped' -- the group is gone: nobody would ever read it
   elseif settings.expire_ms > 0 and now_ms - tonumber(step.due_ms) > settings.expire_ms then
     step.kind, step.name, step.reason = 'dead', topic, 'expired'
-  elseif settings.interval_ms > 0 and not body.due_ms then
-    go_ms = math.max(next_ms[topic] or tonumber(redis.call('HGET', rate_limits, topic) or '0'), now_ms)
-    if go_ms > now_ms + BURST_MS then
-      local later_ms = math.ceil(go_ms - BURST_MS) -- when a new message with its place could go: so none overtakes it
-      step.kind, step.name, step.score = 'bucket', bucket_start(later_ms), text(later_ms)
+  elseif not body.due_ms then
+    is_limited = settings.interval_ms > 0
+    if (not held_topic and waits(topic)) or (is_limited and next_go_ms(topic, settings.interval_ms, go_ms) > now_ms) then
+      step.kind, step.name, is_limited = 'held', topic, false
     end
   end
   if not step.kind and name then
@@ -102,8 +99,8 @@ local function route(member, due_ms, next_ms)
     step.kind, step.name = settings.kind, name_of(settings.kind, topic)
   end
   step.key = step.kind and target(step.kind, step.name)
-  if go_ms and (is_given[step.key] or not step.kind) then
-    next_ms[topic] = go_ms + settings.interval_ms
+  if is_limited and (held_topic or is_given[step.key] or not step.kind) then
+    go_ms[topic] = go_ms[topic] + settings.interval_ms
   end
   return step
 end
