@@ -88,7 +88,7 @@ class RealServer:
         return redis.Redis(unix_socket_path=f"{self.folder}/s", retry=Retry(NoBackoff(), 0))
 
     def _wait_until_it_answers(self) -> None:
-        for _ in range(500):
+        for _ in range(6_000):
             try:
                 if self.client().ping():
                     return
@@ -97,7 +97,7 @@ class RealServer:
             except redis.exceptions.RedisError:
                 assert self._process is not None and self._process.poll() is None, "the server ended at once"
                 Event().wait(0.01)
-        raise AssertionError("the server did not answer within 5 seconds")
+        raise AssertionError("the server did not answer within a minute")
 
 
 @contextmanager

@@ -212,6 +212,27 @@ def test_tests_wait_for_something_and_never_sleep() -> None:
     assert sleepers == []
 
 
+def test_a_wait_for_nothing_is_no_way_to_sleep() -> None:
+    """Take ``tests.waiting.wait_until``, or a ``ManualClock``. These wait for a real or random time, or poll."""
+    known = {
+        "chaos": {"drain_scenario.py", "test_cold_crashes.py", "workload.py"},
+        "docs": {"test_secure.py"},
+        "drain": {"test_side_by_side.py"},
+        "e2e": {"test_data_source.py", "test_everything.py", "test_patterns.py", "test_worker_sockets.py"},
+        "kafka": {"campaign.py", "test_forwarding.py", "test_loops.py"},
+        "runtime": {"test_server.py", "test_supervisor.py"},
+        "scale": {"test_sentinel.py"},
+        "tests": {"servers.py", "test_cli.py", "waiting.py"},
+        "web": {"test_outages.py"},
+    }
+    sleepers = {
+        (path.parent.name, path.name)
+        for path in (ROOT / "tests").rglob("*.py")
+        if re.search(r"\bEvent\(\)\.wait\(", path.read_text())
+    }
+    assert sleepers == {(folder, name) for folder, names in known.items() for name in names}
+
+
 def test_property_tests_have_no_deadline() -> None:
     profiles = ("default", tests.examples.IN_CI, tests.examples.EVERYDAY, tests.examples.NIGHTLY)
     assert {name: settings.get_profile(name).deadline for name in profiles} == dict.fromkeys(profiles)

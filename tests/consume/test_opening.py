@@ -4,8 +4,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
-from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -23,6 +21,7 @@ from pipeline.store.entries import entry_id_of
 from pipeline.store.groups import NEW, GroupStore
 from tests.consume.conftest import TOPIC, Stage
 from tests.servers import RealServer, real_server
+from tests.waiting import wait_until
 
 
 @pytest.mark.parametrize(
@@ -169,14 +168,6 @@ def test_a_signal_ends_a_program_after_the_message_in_work(
     assert stage.pending() == (1 if is_working else 0), "the other message is given back, and free at once"
     if is_working:
         assert [entry.body for entry in stage.open().take()] == ["b"]
-
-
-def wait_until(condition: Callable[[], object]) -> None:
-    for _ in range(3_000):
-        if condition():
-            return
-        threading.Event().wait(0.01)
-    raise AssertionError("it did not come true")
 
 
 def test_stops_of_several_consumers_hear_a_signal_and_are_undone_in_any_order() -> None:

@@ -18,7 +18,8 @@ from pipeline.ingest.metrics import IngestCollector
 from pipeline.ingest.progress import BatchReporter
 from tests.e2e.commands import ROOT, Command
 from tests.servers import RealServer
-from tests.web.running import running, settings_of, wait_until
+from tests.waiting import wait_until
+from tests.web.running import running, settings_of
 
 ALERTS = ROOT / "examples" / "prometheus" / "alerts.yml"
 DASHBOARD = ROOT / "examples" / "grafana" / "duetime.json"

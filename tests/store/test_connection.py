@@ -1,7 +1,6 @@
 """How a connection is opened."""
 
 import socket
-from threading import Event
 from typing import Any
 
 import fakeredis
@@ -15,6 +14,7 @@ from pipeline.store.keys import Keys
 from pipeline.store.wakeup import WakeListener
 from tests.servers import real_server
 from tests.store.conftest import ends
+from tests.waiting import wait_until
 
 KEY = "{duetime:0}:key"
 
@@ -53,10 +53,7 @@ def test_a_node_of_a_cluster_is_named_as_one() -> None:
         client, admin = connect(RedisSettings(url=one.url)), one.client()
         admin.execute_command("CLUSTER", "MEET", "127.0.0.1", ports[1], options[1][-1])
         other.client().execute_command("CLUSTER", "ADDSLOTSRANGE", 0, 16383)
-        for _ in range(1_000):
-            if b"cluster_state:ok" in admin.execute_command("CLUSTER", "INFO"):
-                break
-            Event().wait(0.01)
+        wait_until(lambda: b"cluster_state:ok" in admin.execute_command("CLUSTER", "INFO"), "the cluster is up")
         for call in (lambda: client.set(KEY, 1), lambda: client.pipeline().set(KEY, 1).execute()):
             with pytest.raises(ConfigError, match="part of a Redis Cluster; name it"), translated_errors():
                 call()

@@ -80,13 +80,5 @@ def running(settings: Settings, stopping: Callable[[], bool] | None = None) -> I
             assert not thread.is_alive()
 
 
-def wait_until(condition: Callable[[], bool]) -> None:
-    for _ in range(int(WAIT_SEC / 0.01)):
-        if condition():
-            return
-        threading.Event().wait(0.01)
-    raise AssertionError("it never came")
-
-
 def with_marker_keep(settings: Settings, seconds: int) -> Settings:
     return replace(settings, ingest=IngestSettings(marker_keep_sec=seconds))

@@ -9,7 +9,8 @@ import pytest
 
 from pipeline.web import protocol
 from tests.servers import RealServer
-from tests.web.running import Api, running, settings_of, wait_until
+from tests.waiting import wait_until
+from tests.web.running import Api, running, settings_of
 
 HEAD = b"POST /v1/messages HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
 BODY = b'{"message":"m","delay_sec":60}'

@@ -12,8 +12,9 @@ import pytest
 from pipeline.core.clock import SystemClock
 from pipeline.web.views import GAP_MS, Rates
 from tests.servers import RealServer
+from tests.waiting import wait_until
 from tests.web.html import check
-from tests.web.running import WAIT_SEC, Api, running, settings_of, wait_until
+from tests.web.running import WAIT_SEC, Api, running, settings_of
 
 OVERVIEW = "/live?page=overview&about=24"
 

@@ -28,7 +28,8 @@ from tests.chaos.proxy import running as running_script
 from tests.client.builders import KEYS
 from tests.ingest.cold_world import HOUR_MS, ColdWorld
 from tests.servers import RealServer, needs_waitaof, real_server
-from tests.web.running import WAIT_SEC, Api, running, settings_of, wait_until
+from tests.waiting import wait_until
+from tests.web.running import WAIT_SEC, Api, running, settings_of
 
 
 @contextmanager

@@ -20,8 +20,9 @@ from pipeline.web.bodies import content_of
 from tests.client.builders import KEYS, deliver_due
 from tests.servers import RealServer
 from tests.store.builders import set_topic
+from tests.waiting import wait_until
 from tests.web.html import check
-from tests.web.running import Api, running, settings_of, wait_until
+from tests.web.running import Api, running, settings_of
 
 HOSTILE = (
     "<img src=x onerror=alert(1)>",
