@@ -1,5 +1,10 @@
 """What surrounds the query: its checkpoint, its failures, the marks of files that are gone."""
 
+import ast
+import os
+import shlex
+import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,8 +16,9 @@ from pyspark.sql import SparkSession
 from pipeline.core.errors import ConfigError, PipelineError, StoreUnavailable
 from pipeline.core.ids import encode_token, token_epoch_ms
 from pipeline.ingest.loop import MarkerSweeper, Restarts, run_to_the_end, wait_for_first_look
-from pipeline.ingest.query import TRIES_MAX, Tries, bind_checkpoint, java_watched, query_failure, start_query
+from pipeline.ingest.query import SUITABLE, TRIES_MAX, Tries, bind_checkpoint, java_watched, query_failure, start_query
 from pipeline.ingest.writer import BatchWriter
+from pipeline.runtime.submit import ROOT, spark_environ
 from tests.clock import ManualClock
 
 HOUR_MS = 3_600_000
@@ -35,6 +41,32 @@ def test_a_checkpoint_that_can_not_be_written_is_said_so(tmp_path: Path) -> None
 
 def test_a_checkpoint_elsewhere_is_left_to_its_owner() -> None:
     bind_checkpoint("hdfs://host/checkpoint", "one", "/in")
+
+
+SESSION = """
+from pipeline.ingest.query import SUITABLE, open_session
+spark = open_session()
+print({name: spark.sparkContext.getConf().get(name) for name in SUITABLE})
+spark.stop()
+"""
+
+
+@pytest.mark.process
+def test_the_job_sets_what_suits_it_and_leaves_what_somebody_has_configured() -> None:
+    given = {"spark.sql.shuffle.partitions": "7", "spark.sql.adaptive.enabled": "true"}
+    options = [word for name, value in given.items() for word in ("--conf", f"{name}={value}")]
+    environ = {**os.environ, **spark_environ(os.environ), "SPARK_LOCAL_IP": "127.0.0.1"}
+    environ["PYSPARK_SUBMIT_ARGS"] = shlex.join([*options, "pyspark-shell"])
+    command = [sys.executable, "-c", SESSION]
+    said = subprocess.run(command, env=environ, cwd=ROOT, capture_output=True, text=True, timeout=300, check=True)
+    assert ast.literal_eval(said.stdout.splitlines()[-1]) == SUITABLE | given
+
+
+def test_programs_of_users_get_none_of_the_settings_that_suit_the_job() -> None:
+    lines = (ROOT / "conf" / "spark-defaults.conf").read_text().splitlines()
+    names = [line.split()[0] for line in lines if line and not line.startswith("#")]
+    assert names == ["spark.sql.session.timeZone", "spark.ui.showConsoleProgress"]
+    assert " off" not in (ROOT / "conf" / "log4j2.properties").read_text()
 
 
 def test_a_checkpoint_elsewhere_that_spark_can_not_use_is_one_sentence(spark: SparkSession) -> None:
