@@ -115,7 +115,7 @@ class LandingFiles:
         self._stored[batch_id] = frozenset(tokens) - shards.keys()
 
     def _refuse_unread(self, batch_id: int, read: frozenset[str]) -> None:
-        missing = sorted(name for name in self._planned(batch_id) if _token_of(name) not in read)
+        missing = sorted(name for name in self._planned(batch_id) if (token := _token_of(name)) and token not in read)
         if not missing:
             return
         sizes = {name: _size_of(self._landing / name) for name in missing}

@@ -49,8 +49,7 @@ SUITABLE = {
     "spark.sql.files.openCostInBytes": "65536",
     # More than 32 files are listed by tasks, one for each file by default: ten thousand took 42 s, and by 16 tasks 3 s.
     "spark.sql.sources.parallelPartitionDiscovery.parallelism": "16",
-    # One Arrow batch on the way to Python: a row is a path, or of HDFS or an object store a whole file: many tiny ones together, of
-    # 8 MiB two at most.
+    # An Arrow batch of paths; of HDFS or an object store a row is a whole file: many tiny ones together, of 8 MiB two at most.
     "spark.sql.execution.arrow.maxRecordsPerBatch": "10000",
     "spark.sql.execution.arrow.maxBytesPerBatch": "16777216",
     # Publish the rates and delays of streaming queries with Spark's metrics.
@@ -234,11 +233,12 @@ def start_query(files: DataFrame, write: BatchWriter, checkpoint: str, trigger: 
     if trigger is None:
         return writer.trigger(availableNow=True).start()
     try:
-        return writer.trigger(processingTime=trigger).start()
+        writer = writer.trigger(processingTime=trigger)
     except Exception as exc:
         if "interval" in str(exc).lower():
             raise ConfigError(f"{trigger!r} is no trigger; write for example --trigger '100 milliseconds'.") from exc
         raise
+    return writer.start()
 
 
 def _prepare_checkpoint(spark: SparkSession, checkpoint: str) -> None:

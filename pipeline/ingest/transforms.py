@@ -24,6 +24,7 @@ their lines, which is several times faster than in columns (docs/adr/0008-parsin
 ``core/validation.py`` is the reference of the rules for both; ``tests/cases`` holds them together.
 """
 
+import logging
 import socket
 from collections.abc import Iterable, Iterator
 from functools import reduce
@@ -39,9 +40,12 @@ from pipeline.core.due import DELAY_SEC_MAX, DUE_MS_MAX, EPOCH_MS_MIN, LOCAL_TIM
 from pipeline.core.errors import PipelineError
 from pipeline.core.ids import TOKEN_LENGTH
 from pipeline.core.messages import DEFAULT_TOPIC, FORM_JSON, FORM_PLAIN, REQUEST_FIELDS, Reason
+from pipeline.core.text import visible
 from pipeline.core.validation import ID_PATTERN, MESSAGE_BYTES_MAX, REQUEST_BYTES_MAX, TOPIC_PATTERN
 from pipeline.ingest.parsing import FileText
 from pipeline.landing.names import LandingName, parse_landing_name
+
+log = logging.getLogger(__name__)
 
 # What each column may be. A column of another type is an error of the program, not of a row.
 _TYPES: dict[str, tuple[type[T.DataType], ...]] = {
@@ -66,8 +70,13 @@ def file_texts(batches: Iterable[pa.RecordBatch]) -> Iterator[FileText]:
     for batch in batches:
         for row in batch.to_pylist():
             name = row["path"].rpartition("/")[2]
-            # What somebody else has put into the landing folder is read, too.
-            landed = parse_landing_name(name) or LandingName(name[:TOKEN_LENGTH], 1, "json", name)
+            landed = parse_landing_name(name)
+            if landed is None and row["value"] is None:  # somebody else has put it there
+                log.warning(
+                    "%s is no landing file, and nothing of it is read: take it out of that folder", visible(row["path"])
+                )
+                continue
+            landed = landed or LandingName(name[:TOKEN_LENGTH], 1, "json", name)
             yield FileText(
                 token=landed.token,
                 first_line=landed.first_line,

@@ -131,6 +131,15 @@ def test_a_checkpoint_that_can_not_be_read_fails_the_batch(world: World) -> None
         world.files.check_batch(0, [])
 
 
+def test_a_file_of_somebody_else_in_the_landing_folder_fails_no_batch(world: World) -> None:
+    names = world.land(1)
+    (world.landing / "abcdefghijkl!!.x.json.foo").write_text("{}")
+    world.plan(0, [*names, "abcdefghijkl!!.x.json.foo"])
+    world.files.check_batch(0, tokens(names))
+    world.files.delete_batch(0)
+    assert world.here() == ["abcdefghijkl!!.x.json.foo"]
+
+
 def test_a_file_that_can_not_be_deleted_keeps_no_other_and_does_not_wait(
     world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -154,6 +154,27 @@ def _put_one(landing: Path, number: int = 0) -> None:
     _put(landing / f"{encode_token(ARRIVAL_MS + number, 5)}.1.json.a+jsonl", LINE)
 
 
+def test_a_file_that_somebody_else_has_put_into_the_landing_folder_is_left_with_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    ours, theirs = tmp_path / f"{encode_token(ARRIVAL_MS, 5)}.1.json.a+jsonl", tmp_path / "abcdefghijkl!!.x.json.foo"
+    for path in (ours, theirs):
+        _put(path, LINE)
+    rows = {"value": [None] * 2, "path": [str(theirs), str(ours)], "arrival_ms": [ARRIVAL_MS] * 2}
+    assert [file.name for file in file_texts([pa.RecordBatch.from_pydict(rows)])] == ["a.jsonl"]
+    assert f"{theirs} is no landing file" in caplog.text and theirs.exists()
+
+
+def test_only_a_wrong_trigger_is_told_to_be_one(spark: SparkSession, tmp_path: Path) -> None:
+    files = read_landing(spark, str(tmp_path), 64_000_000)
+    with pytest.raises(ConfigError, match="'soon' is no trigger"):
+        start_query(files, print, str(tmp_path / "checkpoint"), "soon")  # type: ignore[arg-type]
+    (tmp_path / "interval").touch()
+    with pytest.raises(Exception, match="interval") as raised:  # where no folder can be made
+        start_query(files, print, str(tmp_path / "interval" / "checkpoint"), "1 second")  # type: ignore[arg-type]
+    assert not isinstance(raised.value, ConfigError)
+
+
 def test_a_replay_with_other_cores_and_splits_gives_the_same_rows(spark: SparkSession, tmp_path: Path) -> None:
     undisturbed = _parsed(_read_all(spark, tmp_path / "one", 64_000_000))
     assert len(undisturbed) == 3 * 1000 + 399 + 100
