@@ -40,10 +40,12 @@ READY_FD = "DUETIME_READY_FD"
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
-def say(text: str) -> None:
-    """Print to stderr; a stderr that is gone is no reason to stop."""
+def say(text: str, *, stays: bool = True) -> None:
+    """Print to stderr; a stderr that is gone is no reason to stop. On a terminal a line that does not stay is written over."""
     with contextlib.suppress(OSError):
-        print(text, file=sys.stderr, flush=True)
+        is_terminal = sys.stderr.isatty()
+        clear = "\x1b[K" if is_terminal else ""
+        print(f"{clear}{text}", end="\n" if stays or not is_terminal else "\r", file=sys.stderr, flush=True)
 
 
 @dataclass(slots=True)
@@ -212,7 +214,7 @@ def _watch(
                 say(f"{child.name} ended by itself, {_how(code)}: stopping the rest; what it printed above says why.")
                 return 2 if code == 2 else 1
         if ingest not in up and ingest.seconds() >= next_report_s:
-            say(f"Spark is starting ... {next_report_s:.0f} s")
+            say(f"Spark is starting ... {next_report_s:.0f} s", stays=False)
             next_report_s += REPORT_S
         time.sleep(POLL_S)
     return 0

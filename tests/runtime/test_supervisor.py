@@ -1,4 +1,5 @@
 import hashlib
+import io
 import os
 import re
 import shutil
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from pipeline.runtime import supervisor
 from pipeline.runtime.server import PrivateServer, call_server, private_server
 from pipeline.runtime.supervisor import drop_sample
 from pipeline.web.access import read_tokens
@@ -87,6 +89,25 @@ def start(root: Path, spawn: Start, wait_for: Wait, processes: Processes) -> Sta
 def _no_redis_url(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("REDIS_URL", raising=False)
     monkeypatch.delenv("DUETIME_SAMPLE", raising=False)
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(
+    ("stderr", "shown"),
+    [(io.StringIO(), "5 s\n10 s\nup\n"), (Terminal(), "\x1b[K5 s\r\x1b[K10 s\r\x1b[Kup\n")],
+)
+def test_how_long_a_start_takes_is_one_line_of_a_terminal(
+    monkeypatch: pytest.MonkeyPatch, stderr: io.StringIO, shown: str
+) -> None:
+    monkeypatch.setattr(supervisor.sys, "stderr", stderr)
+    supervisor.say("5 s", stays=False)
+    supervisor.say("10 s", stays=False)
+    supervisor.say("up")
+    assert stderr.getvalue() == shown
 
 
 def read_notes(root: Path) -> list[str]:
