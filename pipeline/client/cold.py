@@ -5,6 +5,7 @@ from typing import Any
 from pipeline.config import Settings
 from pipeline.core.clock import Clock
 from pipeline.core.errors import ColdUnavailable
+from pipeline.core.text import install_text
 from pipeline.store.cold import ColdMember, ColdReader, read_no_cold
 
 
@@ -26,7 +27,7 @@ class _FolderReader:
                 from pipeline.ingest.cold_reading import open_finder
             except ImportError as exc:
                 raise ColdUnavailable(
-                    f"The message {message_id} waits in a cold file, and to read it takes {exc.name}: pip install 'duetime[cold]'."
+                    f"The message {message_id} waits in a cold file, and to read it takes {exc.name}: {install_text('cold')}."
                 ) from exc
             self._find = open_finder(self._settings, self._client, self._clock)
         return self._find(message_id, shard)

@@ -10,6 +10,7 @@ from pipeline.core.clock import SystemClock
 from pipeline.core.due import time_of_ms
 from pipeline.core.errors import ConfigError
 from pipeline.core.messages import Message
+from pipeline.core.text import install_text
 from pipeline.store.listing import list_scheduled
 from pipeline.store.namespace import change_topic_settings, open_namespace
 from pipeline.store.scripts import Scripts
@@ -38,7 +39,7 @@ class MemoryDuetime(Duetime):
             from fakeredis import FakeRedis
         except ImportError as exc:
             raise ConfigError(
-                f"The memory of tests needs fakeredis with Lua ({exc}): install duetime[testing]."
+                f"The memory of tests needs fakeredis with Lua ({exc}): {install_text('testing')}."
             ) from exc
         self._time = _Clock(SystemClock().wall_ms() if now is None else due_ms_of(now))
         client, settings, scripts = FakeRedis(), Settings(), Scripts(flags=False)
