@@ -73,7 +73,7 @@ def test_what_other_programs_wrote_cannot_drive_the_terminal() -> None:
     shown = [as_text(letter, what, "text", 1) for what in ("list", "show")]
     shown.append(topic_text(TopicInfo(odd, 1, 1, 1, None), "text", 1))
     group = GroupInfo(odd, 1, 1, None, False, [ConsumerInfo(odd, 1, 1)])
-    shown += [groups_text(odd, groups, "text", 1, 2) for groups in ([], [group])]
+    shown += [groups_text(odd, groups, "text", 1) for groups in ([], [group])]
     assert "\x1b" not in "".join(shown)
     assert [text.count("\n") for text in shown] == [0, 10, 0, 0, 1]
 
