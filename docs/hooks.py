@@ -232,7 +232,7 @@ def _metrics() -> str:
     page += _table(HydratorCollector("duetime", hydrator).collect())
     webhooks = Webhooks(None, Settings(), [], {}, SystemClock(), "")
     posting = WebhooksCollector("duetime", webhooks)
-    page += ["", "## Webhooks", "", "`jobs/webhooks.py --metrics-port 9465`", "", *_table(posting.collect())]
+    page += ["", "## Webhooks", "", "`jobs/webhooks.py --metrics-port 9473`", "", *_table(posting.collect())]
     page += [
         "",
         "## HTTP API",

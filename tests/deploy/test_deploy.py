@@ -81,6 +81,20 @@ def start(
     return command
 
 
+def test_no_example_has_the_metrics_port_of_a_drain_loop_of_systemd() -> None:
+    """``duetime-drain@1`` to ``duetime-drain@9`` have 9461 to 9469."""
+    pages = [*(ROOT / "docs").rglob("*.md"), ROOT / "docs" / "hooks.py"]
+    found = [
+        port
+        for page in pages
+        for job, port in re.findall(
+            r"(\S*) --metrics-port (\d+)", page.read_text(encoding="utf-8").replace("`--", " --")
+        )
+        if not job.endswith("jobs/drain.py")
+    ]
+    assert len(found) >= 6 and [port for port in found if port.startswith("946")] == []
+
+
 @can_mount
 @pytest.mark.process
 def test_each_unit_works_on_a_checkout_that_it_can_not_write(
