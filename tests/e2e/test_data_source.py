@@ -79,6 +79,8 @@ if kind.startswith("schedule"):
 text = F.concat("id", F.rand())  # other texts each time it is asked
 table = spark.range(0, 40_000, 1, 4).select(text.alias("message"), F.lit(3_600).alias("delay_sec"))
 writing = table.write.format("duetime").option("name", "sale").option("staging", staging).mode("append")
+if kind == "again":
+    writing = writing.option("changedRows", "ignore")
 try:
     writing.save()
 except Exception as exc:
