@@ -30,6 +30,7 @@ PERMANENT = {
     "markers": "one member for each marker",
     "ingests": "one member for each source of the last week",
     "drains": "one member for each loop of the last hour",
+    "stages": "one member for each table that is written down now, or was within a week of a crash",
 }
 EXPIRING = {"campaign", "ingest", "drain", "active", "forwarder", "hydrator", "hydration", "session"}
 WITH_MESSAGES = {

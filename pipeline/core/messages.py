@@ -143,9 +143,8 @@ class Message:
         if self.headers:
             # By UTF-16 code units: part of the format since its first version.
             names = sorted(self.headers, key=lambda name: name.encode("utf-16-be"))
-            fields.append(
-                f'"headers":{{{",".join(f"{_quoted(name)}:{_quoted(self.headers[name])}" for name in names)}}}'
-            )
+            pairs = ",".join(f"{_quoted(name)}:{_quoted(self.headers[name])}" for name in names)
+            fields.append(f'"headers":{{{pairs}}}')
         if is_rescheduled:
             fields.append(f'"due_ms":"{self.due_ms}"')  # as text: Lua's JSON would round the number
             if self.group:

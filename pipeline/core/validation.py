@@ -121,9 +121,8 @@ def _fields_of_csv_row(line: str, header: str) -> dict[str, object]:
 
 def _value_of_cell(name: str, cell: str) -> object:
     """Give a cell the type that its text has; what has none stays text, and the rules of the field refuse it."""
-    if (name in ("delay_sec", "countdown") and _NUMBER.fullmatch(cell)) or (
-        name == "due" and _EPOCH_MS.fullmatch(cell)
-    ):
+    is_delay = name in ("delay_sec", "countdown") and _NUMBER.fullmatch(cell)
+    if is_delay or (name == "due" and _EPOCH_MS.fullmatch(cell)):
         return json_number(cell)
     if name == "replace" and cell in ("true", "false"):
         return cell == "true"

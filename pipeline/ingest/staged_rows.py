@@ -30,19 +30,10 @@ from pipeline.ingest.blocks import Block, Packing, add_digests, rests_of, store_
 from pipeline.ingest.cold_opening import open_cold
 from pipeline.ingest.parsing import FileText, parse_file
 from pipeline.ingest.row_lines import has_due_times, request_lines
+from pipeline.ingest.stages import REFUSED, ROWS, delete_old_stages, done_folder, new_stage
 from pipeline.ingest.stores import Opener, WriterSettings
 from pipeline.ingest.summary import Summary
-from pipeline.ingest.tables import (
-    REFUSED,
-    ROWS,
-    check_files,
-    check_rows,
-    complete,
-    digest_text,
-    new_stage,
-    other_rows,
-    writer_settings,
-)
+from pipeline.ingest.tables import check_files, check_rows, complete, digest_text, other_rows, writer_settings
 from pipeline.store.campaigns import Campaign, Campaigns
 from pipeline.store.keys import keys_of
 
@@ -179,7 +170,7 @@ def commit(target: Target, name: str, messages: Sequence[WriterCommitMessage | N
         ours = _campaign_of(target, name, staged)
         try:
             if campaign is None:
-                _count(target, ours, staged)
+                _count(campaigns, target, ours, staged)
                 campaign = campaigns.begin(name, ours, target.keep_sec)
                 if campaign.stage != ours.stage:
                     forget(ours.folder)
@@ -198,7 +189,7 @@ def commit(target: Target, name: str, messages: Sequence[WriterCommitMessage | N
             lambda found: _load(found, writer_settings(found, settings, cold)),
             settings.ingest.marker_keep_sec,
         )
-        forget(f"{_path_of(campaign.folder)}/{ROWS}")
+        forget(_path_of(done_folder(campaign)))
     log.info("%s: %s stored, %s refused", name, count_text(stored, "message"), f"{campaign.refused:,}")
 
 
@@ -216,7 +207,7 @@ def _campaign_of(target: Target, name: str, staged: Sequence[Staged]) -> Campaig
     )
 
 
-def _count(target: Target, campaign: Campaign, staged: Sequence[Staged]) -> None:
+def _count(campaigns: Campaigns, target: Target, campaign: Campaign, staged: Sequence[Staged]) -> None:
     """Move the files that count into the folder of a campaign."""
     if campaign.refused and not target.keeps_refused:
         first = next(each.first_refusal for each in staged if each.refused)
@@ -225,6 +216,8 @@ def _count(target: Target, campaign: Campaign, staged: Sequence[Staged]) -> None
             f"{first} Correct them, or leave them out by the option refused = keep."
         )
     folder = Path(campaign.folder)
+    delete_old_stages(campaigns, str(folder.parent), _delete_stage)
+    campaigns.note_stage(campaign.folder)
     files = {
         ROWS: [each.accepted_file for each in staged if each.accepted],
         REFUSED: [each.refused_file for each in staged if each.refused],
@@ -260,6 +253,14 @@ def forget(*works: str) -> None:
     """Delete what no campaign has, also of attempts that nobody knows of."""
     for work in works:
         shutil.rmtree(work, ignore_errors=True)
+
+
+def _delete_stage(folder: str) -> bool:
+    try:
+        shutil.rmtree(_path_of(folder))
+    except FileNotFoundError:
+        return False
+    return True
 
 
 def _load(campaign: Campaign, settings: WriterSettings) -> Summary:

@@ -8,7 +8,6 @@ comes with it.
 
 import logging
 import secrets
-import uuid
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
@@ -26,6 +25,7 @@ from pipeline.ingest.blocks import BlockWriter, Packer, add_digests, count_rows
 from pipeline.ingest.cold_folder import ColdPlace
 from pipeline.ingest.cold_opening import open_cold
 from pipeline.ingest.readers import ALL_OR_FAIL, url_of
+from pipeline.ingest.stages import REFUSED, ROWS, delete_old_stages, done_folder, new_stage
 from pipeline.ingest.stores import WriterSettings
 from pipeline.ingest.summary import Summary
 from pipeline.ingest.transforms import with_due_ms, with_message_text, with_refusal, with_rest
@@ -35,7 +35,6 @@ from pipeline.store.connection import server_ms
 from pipeline.store.keys import keys_of
 
 FIELDS: Final = ("message", "due", "delay_sec", "countdown", "id", "topic", "headers")
-ROWS, REFUSED = "rows", "refused"  # the folders of a stage
 
 log = logging.getLogger(__name__)
 
@@ -71,7 +70,8 @@ def schedule_table(
     campaign = campaigns.find(check_name("table", name))
     ours = None
     if campaign is None:
-        ours = _stage(requests, name, staging, server_ms(client))
+        delete_old_stages(campaigns, staging, lambda folder: _Folder(spark, folder).delete())
+        ours = _stage(campaigns, requests, name, staging, server_ms(client))
         campaign = campaigns.begin(name, ours, keep_sec)
         if campaign.stage != ours.stage:
             log.info("another call has staged the rows of %s meanwhile: these count", name)
@@ -84,7 +84,7 @@ def schedule_table(
     campaign, stored = complete(
         campaigns, name, campaign, lambda found: _load(spark, found, settings, cold), settings.ingest.marker_keep_sec
     )
-    _Folder(spark, f"{campaign.folder}/{ROWS}").delete()
+    _Folder(spark, done_folder(campaign)).delete()
     refused = _refused(spark, campaign, requests.schema)
     log.info("%s: %s stored, %s refused", name, count_text(stored, "message"), f"{campaign.refused:,}")
     return ScheduledTable(name, stored, campaign.accepted - stored, campaign.refused, refused)
@@ -124,10 +124,11 @@ def fields_of(names: Iterable[str], columns: Mapping[str, str]) -> dict[str, str
     return fields
 
 
-def _stage(requests: DataFrame, name: str, staging: str, arrival_ms: int) -> Campaign:
+def _stage(campaigns: Campaigns, requests: DataFrame, name: str, staging: str, arrival_ms: int) -> Campaign:
     """Write down the rows: the messages as blocks, and those that are no requests as they are, in a folder each."""
     stage = new_stage(name)
     folder = f"{staging.rstrip('/')}/{stage}"
+    campaigns.note_stage(folder)
     rows, counts = requests.transform(with_lines, arrival_ms), Observation()
     lines = rows.mapInArrow(Packer(arrival_ms, secrets.randbits(TOKEN_HALF_BITS)), Packer.COLUMNS)
     lines.observe(counts, *_totals()).select("value").write.text(f"{folder}/{ROWS}")
@@ -167,11 +168,6 @@ def other_rows(name: str, known: Campaign, ours: Campaign) -> str:
     return (
         f"{name} has been scheduled with {count_text(known.rows, 'row')} and comes now with {now}, which are left out"
     )
-
-
-def new_stage(name: str) -> str:
-    """Name a stage of a campaign."""
-    return f"{name}-{uuid.uuid4().hex}"
 
 
 def with_lines(requests: DataFrame, arrival_ms: int) -> DataFrame:
@@ -298,6 +294,6 @@ class _Folder:
         names = [status.getPath().getName() for status in self._files.listStatus(self._path)]
         return [name for name in names if not name.startswith(("_", "."))]
 
-    def delete(self) -> None:
-        """Delete it with all that is in it."""
-        self._files.delete(self._path, True)
+    def delete(self) -> bool:
+        """Delete it with all that is in it; returns whether it was there."""
+        return bool(self._files.delete(self._path, True))

@@ -100,6 +100,10 @@ class Keys:
         """STRING: a JSON object of a table whose rows are scheduled once; it expires; in shard 0 only."""
         return self._key(f"campaign:{name}")
 
+    def stages(self) -> str:
+        """ZSET: folder -> since when rows are staged there that no campaign has yet, on the server's clock; in shard 0 only."""
+        return self._key("stages")
+
     def ingest(self, source_id: str) -> str:
         """HASH: what the ingest job of a source has done since it started, and its last batch; it expires."""
         return self._key(f"ingest:{source_id}")

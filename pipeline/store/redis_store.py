@@ -17,9 +17,7 @@ from pipeline.store.routes import Targets
 from pipeline.store.schedule import schedule
 from pipeline.store.scripts import Call, Scripts, begin_scripts, run_script
 
-CLAIM_TRIES = (
-    8  # how often the oldest bucket may change, or a target be missing, before the loop looks after other things
-)
+CLAIM_TRIES = 8  # how often the oldest bucket may change, or a target be missing, before the loop goes on
 RECLAIM_LIMIT = 16  # claims a call; each is at most claim_limit messages
 PAGE = 1_000  # fields a round trip
 

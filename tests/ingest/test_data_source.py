@@ -78,6 +78,9 @@ class World:
         client.close()
         return found
 
+    def stages(self) -> list[str]:
+        return [path.name for path in self.folder.glob("staging/*-*")]
+
     def left(self) -> list[str]:
         files = (path for path in self.folder.rglob("part-*") if path.is_file())
         works = self.folder.glob("staging/.work/*")
@@ -256,6 +259,44 @@ def test_a_commit_that_is_cut_off_is_completed_by_the_next_write_with_the_name(
     with pytest.raises(PipelineError, match="sale has been scheduled with 10 rows and comes now with 999 rows"):
         writer.commit([writer.write(batches_of(other))])
     assert len(world.messages()) == 10
+
+
+def test_a_stage_that_never_became_a_campaign_is_deleted_after_a_week_by_its_own_namespace(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def die(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    def write(name: str) -> None:
+        writer = world.writer(later(world.spark, 10), name=name)
+        writer.commit([writer.write(batches_of(later(world.spark, 10)))])
+
+    def age() -> None:
+        client: Any = connect(world.settings.redis)
+        [keys] = keys_of(world.settings.redis)
+        for folder in client.zrange(keys.stages(), 0, -1):
+            client.zadd(keys.stages(), {folder: 1})
+        client.close()
+
+    def cut_off(name: str) -> None:
+        with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+            patched.setattr(Campaigns, "begin", die)
+            write(name)
+
+    cut_off("others")
+    age()
+    world.begin()
+    cut_off("old")
+    age()
+    cut_off("new")
+    write("sale")
+    assert sorted(name.partition("-")[0] for name in world.stages()) == ["new", "others"]
+
+
+def test_nothing_is_left_of_a_write_of_which_no_row_was_refused(world: World) -> None:
+    writer = world.writer(later(world.spark, 10))
+    writer.commit([writer.write(batches_of(later(world.spark, 10)))])
+    assert world.stages() == []
 
 
 def test_a_campaign_that_was_begun_by_either_way_is_completed_by_the_other(

@@ -24,6 +24,15 @@ pytestmark = pytest.mark.planted
 
 FINISH = (Campaigns, "finish")
 
+
+def of_an_old_stage(spark: SparkSession, stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    tests.test_a_stage_that_may_be_deleted_makes_no_campaign(spark, stage, monkeypatch, is_deleted=False)
+
+
+def of_a_deleted_stage(spark: SparkSession, stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    tests.test_a_stage_that_may_be_deleted_makes_no_campaign(spark, stage, monkeypatch, is_deleted=True)
+
+
 # By name: the function, old and new text, and what notices it.
 FAULTS: dict[str, tuple[Any, str, str, Callable[..., None]]] = {
     "the last one who has staged a name counts": (
@@ -31,6 +40,54 @@ FAULTS: dict[str, tuple[Any, str, str, Callable[..., None]]] = {
         "nx=True",
         "nx=False",
         tests.test_of_two_calls_at_once_one_counts,
+    ),
+    "what a crash has left stays": (
+        (tables, "delete_old_stages"),
+        "for folder in campaigns.old_stages():",
+        "for folder in ():",
+        tests.test_a_stage_that_never_became_a_campaign_is_deleted_after_a_week_by_its_own_namespace,
+    ),
+    "a stage of another folder is deleted": (
+        (tables, "delete_old_stages"),
+        'if url_of(folder.rpartition("/")[0]) != url_of(staging.rstrip("/")):',
+        "if False:",
+        tests.test_a_stage_that_never_became_a_campaign_is_deleted_after_a_week_by_its_own_namespace,
+    ),
+    "a stage that is not here is forgotten": (
+        (tables, "delete_old_stages"),
+        "if was_there:",
+        "if True:",
+        tests.test_a_stage_that_never_became_a_campaign_is_deleted_after_a_week_by_its_own_namespace,
+    ),
+    "a stage is deleted while it is new": (
+        (Campaigns, "old_stages"),
+        "- OLD_STAGE_MS",
+        "",
+        tests.test_a_stage_that_never_became_a_campaign_is_deleted_after_a_week_by_its_own_namespace,
+    ),
+    "a stage that may be deleted becomes a campaign": (
+        (Campaigns, "begin"),
+        "if since_ms is None or server_ms(self._client) - since_ms > STAGE_MS:",
+        "if since_ms is None:",
+        of_an_old_stage,
+    ),
+    "a stage that was deleted becomes a campaign": (
+        (Campaigns, "begin"),
+        "if since_ms is None or server_ms(self._client) - since_ms > STAGE_MS:",
+        "if since_ms is not None and server_ms(self._client) - since_ms > STAGE_MS:",
+        of_a_deleted_stage,
+    ),
+    "the stage of a campaign is deleted one day": (
+        (Campaigns, "begin"),
+        "pipeline.zrem(self._keys.stages(), campaign.folder)",
+        "pass",
+        tests.test_what_is_known_of_a_campaign_expires_and_no_file_is_left,
+    ),
+    "an empty folder stays of each name": (
+        (tables, "done_folder"),
+        "if campaign.refused else campaign.folder",
+        "",
+        tests.test_what_is_known_of_a_campaign_expires_and_no_file_is_left,
     ),
     "a folder that is away is an empty one": (
         (tables, "check_files"),
@@ -48,7 +105,7 @@ FAULTS: dict[str, tuple[Any, str, str, Callable[..., None]]] = {
         FINISH,
         "pipeline.expire(keys.markers(campaign.stage), keep_sec)",
         "pass",
-        tests.test_what_is_known_of_a_campaign_expires,
+        tests.test_what_is_known_of_a_campaign_expires_and_no_file_is_left,
     ),
     "rows that were not read are not missed": (
         (tables, "check_rows"),
@@ -67,11 +124,17 @@ FAULTS: dict[str, tuple[Any, str, str, Callable[..., None]]] = {
 
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_planted_fault_is_noticed(
-    name: str, spark: SparkSession, server: RealServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str,
+    spark: SparkSession,
+    server: RealServer,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     target, old, new, check = FAULTS[name]
     plant(Mutant(name, (), {target: ((old, new),)}), monkeypatch)
-    more = {"monkeypatch": monkeypatch} if "monkeypatch" in check.__code__.co_varnames else {}
+    made: dict[str, Any] = {"monkeypatch": monkeypatch, "caplog": caplog}
+    more = {argument: value for argument, value in made.items() if argument in inspect.signature(check).parameters}
     monkeypatch.setattr(tests, "schedule_table", tables.schedule_table)
     with pytest.raises((AssertionError, PipelineError, PySparkException, pytest.fail.Exception)):
         check(spark, Stage(server, tmp_path), **more)
@@ -102,6 +165,18 @@ OTHERS: dict[str, tuple[Any, str, str, Callable[..., None]]] = {
         "[each.accepted_file for each in staged if each.accepted]",
         '[str(path) for path in Path(target.work).glob("part-*")]',
         test_data_source.test_only_the_files_of_the_attempts_that_count_are_stored,
+    ),
+    "what a commit that was killed has left stays": (
+        (staged_rows, "delete_old_stages"),
+        "for folder in campaigns.old_stages():",
+        "for folder in ():",
+        test_data_source.test_a_stage_that_never_became_a_campaign_is_deleted_after_a_week_by_its_own_namespace,
+    ),
+    "an empty folder stays of each batch": (
+        (staged_rows, "done_folder"),
+        "if campaign.refused else campaign.folder",
+        "",
+        test_data_source.test_nothing_is_left_of_a_write_of_which_no_row_was_refused,
     ),
     "a file that is not there is passed over": (
         (staged_rows, "_count"),

@@ -26,6 +26,7 @@ from pipeline.ingest.blocks import task_number
 from pipeline.ingest.summary import Summary
 from pipeline.ingest.tables import ScheduledTable, schedule_table
 from pipeline.spark import register, schedule
+from pipeline.store.campaigns import OLD_STAGE_MS, STAGE_MS
 from pipeline.store.connection import connect, server_ms
 from pipeline.store.keys import keys_of
 from pipeline.store.namespace import open_namespace
@@ -79,6 +80,10 @@ def later(spark: SparkSession, rows: int, partitions: int = 3) -> DataFrame:
     return spark.range(0, rows, 1, partitions).select(
         F.concat(F.lit("m"), "id").alias("message"), F.lit(3_600).alias("delay_sec")
     )
+
+
+def die(*_: object) -> None:
+    raise KeyboardInterrupt
 
 
 def test_each_row_is_scheduled_once_and_those_that_are_no_requests_come_back(spark: SparkSession, stage: Stage) -> None:
@@ -171,9 +176,6 @@ def test_a_call_that_is_cut_off_is_completed_by_the_next(
     """The second call has a table with other rows, in other partitions."""
     table = later(spark, 25_000).select(F.concat("message", F.rand()).alias("message"), "delay_sec")
 
-    def die(*_: object) -> None:
-        raise KeyboardInterrupt
-
     class Some(tables.BlockWriter):
         """Leaves out what other tasks than the first have."""
 
@@ -196,6 +198,67 @@ def test_a_call_that_is_cut_off_is_completed_by_the_next(
     assert stage.bodies().total() == len(stage.bodies()) == 25_000
     assert first <= stage.bodies() and (0 < done.known < 25_000) == (cut_off == "in the middle")
     assert stage.schedule(table).known == 25_000
+
+
+def test_a_stage_that_never_became_a_campaign_is_deleted_after_a_week_by_its_own_namespace(
+    spark: SparkSession, stage: Stage, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Several namespaces may use the folder."""
+    other = Stage(stage.server, stage.folder)
+    with monkeypatch.context() as patched:
+        patched.setattr(tables.Campaigns, "begin", die)
+        for each, name in ((stage, "old"), (stage, "new"), (other, "others")):
+            with pytest.raises(KeyboardInterrupt):
+                each.schedule(later(spark, 5), name)
+    now_ms = server_ms(stage.client)
+    [old] = stage.folder.glob("old-*")
+    for each, folder in ((stage, old), (other, next(stage.folder.glob("others-*")))):
+        url = f"file://{folder}"
+        assert each.client.zadd(each.keys.stages(), {url: now_ms - OLD_STAGE_MS - 1}, xx=True, ch=True) == 1
+    stage.client.zadd(stage.keys.stages(), {f"file://{stage.folder}/not-here": 1})
+    stage.client.zadd(stage.keys.stages(), {f"file://{stage.folder}/elsewhere/sale-1": 1})
+    with monkeypatch.context() as patched:
+        patched.setattr(tables._Folder, "delete", not_allowed)
+        with pytest.raises(PermissionError):  # once all is stored, where the files of this call are to be deleted
+            stage.schedule(later(spark, 6), "sale")
+    assert old.exists() and "can't be deleted: no" in caplog.text
+    assert stage.schedule(later(spark, 6), "another").stored == 6
+    assert not old.exists()
+    assert {path.name.partition("-")[0] for path in stage.folder.glob("*-*")} == {"new", "others", "sale"}
+    left = {Path(folder.decode()).name.partition("-")[0] for folder in stage.client.zrange(stage.keys.stages(), 0, -1)}
+    assert left == {"new", "not", "sale"}, "what is not here may be on another machine"
+
+
+def not_allowed(*_: object) -> bool:
+    raise PermissionError("no")
+
+
+@pytest.mark.parametrize("is_deleted", [True, False])
+def test_a_stage_that_may_be_deleted_makes_no_campaign(
+    spark: SparkSession, stage: Stage, monkeypatch: pytest.MonkeyPatch, is_deleted: bool
+) -> None:
+    """As of a program that was stopped for days in the middle."""
+    begin = tables.Campaigns.begin
+
+    def much_later(campaigns: tables.Campaigns, name: str, campaign: tables.Campaign, keep_sec: int) -> Any:
+        since_ms = server_ms(stage.client) - STAGE_MS - 1_000
+        stage.client.zadd(stage.keys.stages(), {campaign.folder: since_ms}, xx=True)
+        if is_deleted:
+            campaigns.forget_stage(campaign.folder)
+        return begin(campaigns, name, campaign, keep_sec)
+
+    with monkeypatch.context() as patched, pytest.raises(PipelineError, match="more than 6 days ago: call again"):
+        patched.setattr(tables.Campaigns, "begin", much_later)
+        stage.schedule(later(spark, 5))
+    assert stage.schedule(later(spark, 5)).stored == 5
+
+
+def test_a_campaign_whose_reply_was_lost_is_begun_once(stage: Stage) -> None:
+    campaigns = tables.Campaigns(stage.client, [stage.keys])
+    campaign = tables.Campaign(stage="sale-1", folder="/staging/sale-1", arrival_ms=1, files=1, refused=0)
+    campaigns.note_stage(campaign.folder)
+    assert [campaigns.begin("sale", campaign, KEEP_SEC) for _ in range(2)] == [campaign, campaign]
+    assert stage.client.zcard(stage.keys.stages()) == 0
 
 
 def test_of_two_calls_at_once_one_counts(spark: SparkSession, stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -232,9 +295,6 @@ def test_a_call_whose_files_are_gone_as_another_one_has_stored_them_is_done(
 def test_a_folder_that_is_away_is_an_error_and_not_an_empty_one(
     spark: SparkSession, stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def die(*_: object) -> None:
-        raise KeyboardInterrupt
-
     with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
         patched.setattr(tables, "_load", die)
         stage.schedule(later(spark, 10))
@@ -251,10 +311,6 @@ def test_a_staged_file_that_lost_rows_is_an_error(
     spark: SparkSession, stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As when a copy of it was cut off at the end of a line."""
-
-    def die(*_: object) -> None:
-        raise KeyboardInterrupt
-
     with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
         patched.setattr(tables, "_load", die)
         stage.schedule(later(spark, 10))
@@ -291,13 +347,14 @@ def test_other_rows_for_a_name_that_is_done_are_told(
     assert stage.bodies().total() == 1_000
 
 
-def test_what_is_known_of_a_campaign_expires(spark: SparkSession, stage: Stage) -> None:
+def test_what_is_known_of_a_campaign_expires_and_no_file_is_left(spark: SparkSession, stage: Stage) -> None:
     stage.schedule(later(spark, 10))
     kept = stage.settings.ingest.marker_keep_sec
     markers = list(stage.server.client().scan_iter(f"{{{stage.keys.tag}}}:marker*"))
     assert len(markers) == 3 + 1 and all(0 < stage.server.client().ttl(key) <= kept for key in markers)
     assert KEEP_SEC - 60 < stage.server.client().ttl(stage.keys.campaign("sale")) <= KEEP_SEC
     assert find_leaks(stage.server.client()) == []
+    assert list(stage.folder.glob("sale-*")) == [] and not stage.client.exists(stage.keys.stages())
 
 
 def test_no_rows_are_a_campaign_too(spark: SparkSession, stage: Stage) -> None:
@@ -348,7 +405,7 @@ def test_a_table_is_scheduled_on_the_server_of_the_environment(
     monkeypatch.setenv("DUETIME_LOCAL_STATE", str(stage.folder / "state"))
     assert schedule(later(spark, 5), "sale").stored == 5
     assert schedule(later(spark, 5), "sale", keep_days=1).known == 5
-    assert list((stage.folder / "state" / "staging").glob("sale-*"))
+    assert (stage.folder / "state" / "staging").is_dir()
     with pytest.raises(ConfigError, match="A table has"):
         schedule(later(spark, 5), "a sale")
 

@@ -54,7 +54,10 @@ def fill(server: RealServer) -> Keys:
     assert open_namespace(user, settings, may_create=True)
     run_a_loop(server)
     write_ingest(user, keys, progress("source", PAST_MS))
-    assert Campaigns(user, [keys]).begin("sale", CAMPAIGN, 3_600) == CAMPAIGN
+    campaigns = Campaigns(user, [keys])
+    campaigns.note_stage(CAMPAIGN.folder)
+    assert campaigns.begin("sale", CAMPAIGN, 3_600) == CAMPAIGN
+    campaigns.note_stage("s3a://staging/sale-2")
     stage = Stage(client, user, keys)
     fill_streams(stage)
     fill_topics(stage)
