@@ -19,7 +19,7 @@ PAGE = 500  # members a round trip
 BUCKETS_AHEAD = 100  # of which the next page may be made
 BEHIND = b"\xff"  # all members that begin with an id are before it and this: no text in UTF-8 has such a byte
 
-Place = tuple[int, bytes]  # where to go on: at this due time, with the first member that is not before this text
+Place = tuple[float, bytes]  # where to go on: at this due time, with the first member that is not before this text
 Row = tuple[bytes, float]  # member, due_ms
 
 
@@ -58,7 +58,7 @@ def list_scheduled(
     Raises:
         StoreError: no answer, or an error.
     """
-    place = (from_ms, b"")
+    place: Place = (from_ms, b"")
     if after is not None:
         place = max(place, (after[0], after[1].encode() + BEHIND))
     return merge(*(_walk(client, keys, place, until_ms) for keys in shards), key=lambda found: found[:2])
@@ -78,7 +78,7 @@ def count_scheduled(client: Any, keys: Keys, from_ms: int, until_ms: int) -> dic
 
 
 def _walk(client: Any, keys: Keys, place: Place, until_ms: int) -> Iterator[ScheduledMessage]:
-    start = bucket_start_ms(place[0])
+    start = bucket_start_ms(int(place[0]))
     if start < until_ms:
         yield from _walk_bucket(client, keys.bucket(start), place, until_ms)
     while group := _next_buckets(client, keys, start, until_ms):
@@ -141,12 +141,12 @@ def _page_from(client: Any, key: str, place: Place) -> list[Row]:
         rank = max(rank, 0) + PAGE - 1  # more has come before the place than a page holds
 
 
-def _place_of(row: Row) -> tuple[float, bytes]:
+def _place_of(row: Row) -> Place:
     return row[1], row[0]
 
 
 def _behind(row: Row) -> Place:
-    return int(row[1]), row[0] + b"\0"
+    return row[1], row[0] + b"\0"
 
 
 def _message(member: bytes, score: float) -> ScheduledMessage:

@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Iterator
+from itertools import islice
 from typing import Any
 
 import pytest
@@ -100,3 +101,16 @@ def test_what_comes_meanwhile_before_its_place_is_passed_over(bench: Bench, monk
     listed = [next(found).due_ms for _ in range(3)]
     monkeypatch.setattr(bench.user, "execute_command", execute_and_add)
     assert listed + [each.due_ms for each in found] == [START_MS + line for line in range(1, 10)]
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 6])
+def test_due_times_with_a_fraction_are_listed_once(bench: Bench, monkeypatch: pytest.MonkeyPatch, count: int) -> None:
+    """Any program may write one."""
+    monkeypatch.setattr(listing, "PAGE", 3)
+    members = {Message(0, "m").to_member(f"{TOKEN}{n:08x}"): START_MS + n + 0.5 for n in range(count)}
+    start = START_MS - START_MS % BUCKET_MS
+    bench.client.zadd(bench.keys.bucket(start), members)
+    bench.client.zadd(bench.keys.buckets(), {str(start): start})
+    for from_ms in (0, START_MS):
+        found = islice(walk(bench, from_ms), 2 * count)
+        assert [each.due_ms for each in found] == [START_MS + n for n in range(count)]
