@@ -128,11 +128,11 @@ class Access:
 
             forwarded: the header X-Forwarded-For, to which each proxy appends what it knows.
         """
-        address = peer.removeprefix("::ffff:") or UNIX  # of IPv4 at a socket of both
+        address = _address_of(peer) if peer else UNIX
         given = forwarded.split(",") if forwarded and (self._proxies or self._trusts_socket) else []
         while given and self._is_proxy(address):
             try:
-                address = str(ipaddress.ip_address(given.pop().strip()))
+                address = _address_of(given.pop().strip())
             except ValueError:
                 break
         return address
@@ -235,6 +235,16 @@ def _proxies_of(text: str) -> tuple[list[ipaddress.IPv4Network | ipaddress.IPv6N
         raise ConfigError(
             f"api.trusted_proxies takes addresses, networks and {UNIX}, with commas between: {exc}."
         ) from exc
+
+
+def _address_of(text: str) -> str:
+    """Return an address in its usual form; a socket for both writes one of IPv4 as one of IPv6.
+
+    Raises:
+        ValueError: it is no address.
+    """
+    ip = ipaddress.ip_address(text)
+    return str(getattr(ip, "ipv4_mapped", None) or ip)
 
 
 def _network_of(address: str) -> str:

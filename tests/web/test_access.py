@@ -212,6 +212,18 @@ def test_a_proxy_that_does_not_say_for_whom_it_asks_is_not_locked_out(tokens: Pa
     assert access.mark_of(b"look", "10.1.1.1")
 
 
+def test_an_address_of_ipv4_that_a_proxy_writes_as_one_of_ipv6_is_the_same(tokens: Path) -> None:
+    """Nginx does, where one socket listens for both: all clients would else be of one network, and locked out together."""
+    settings = ApiSettings(failed_tokens_max=1, trusted_proxies="10.0.0.0/8")
+    access = Access(settings, read_tokens(str(tokens)), lambda: 0.0)
+    one, other = (access.address_of("10.1.1.1", f"::ffff:203.0.113.{n}, ::ffff:10.2.2.2") for n in (1, 2))
+    assert (one, other) == ("203.0.113.1", "203.0.113.2")
+    assert access.mark_of(b"wrong", one) is None
+    with pytest.raises(Problem):
+        access.mark_of(b"look", one)
+    assert access.mark_of(b"look", other)
+
+
 def test_the_unix_socket_may_be_that_of_a_proxy() -> None:
     trusting = Access(ApiSettings(trusted_proxies="unix, 10.0.0.0/8"), [], lambda: 0.0)
     assert trusting.address_of("", "203.0.113.9, 10.1.1.1") == "203.0.113.9"
