@@ -50,12 +50,23 @@ class AsyncConsumer:
 
     async def __anext__(self) -> Entry:
         # A wait that was cancelled goes on in its thread: the message that it finds is the next one.
-        self._next = self._next or asyncio.ensure_future(self._call(next, self._entries, None))
-        entry = await asyncio.shield(self._next)
+        self._next = self._next or asyncio.ensure_future(self._call(self._wait))
+        try:
+            entry = await asyncio.shield(self._next)
+        except Exception:
+            self._next = None
+            raise
         self._next = None
         if entry is None:
             raise StopAsyncIteration
         return entry
+
+    def _wait(self) -> Entry | None:
+        try:
+            return next(self._entries, None)
+        except Exception:
+            self._entries = iter(self._consumer)  # an error ends the iterator, not the consumer
+            raise
 
     async def ack(self, *entries: Entry) -> bool:
         """Say that messages are handled; see ``Consumer.ack``."""

@@ -194,6 +194,21 @@ def test_messages_are_iterated_and_a_wait_that_is_cancelled_loses_none(
     use(server, call)
 
 
+def test_a_consumer_goes_on_after_an_error(server: RealServer, mail: Callable[[int], None]) -> None:
+    async def call(duetime: AsyncDuetime) -> None:
+        async with duetime.consume("mail", "billing") as consumer:
+            await asyncio.to_thread(mail, 1)
+            client, key = server.client(), KEYS.groups("mail")
+            client.rename(key, "aside")
+            client.set(key, "something else")
+            with pytest.raises(StoreError):
+                await anext(consumer)
+            client.rename("aside", key)
+            assert (await asyncio.wait_for(anext(consumer), 20)).body == "0"
+
+    use(server, call)
+
+
 def test_a_handler_is_awaited_for_many_messages_at_once(server: RealServer, mail: Callable[[int], None]) -> None:
     async def call(duetime: AsyncDuetime) -> None:
         at_once, all_there, handled = 0, asyncio.Event(), []
