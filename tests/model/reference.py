@@ -157,7 +157,9 @@ class ReferenceServer:
         waiting = sorted((due_ms, stored) for stored, due_ms in self.buckets.get(bucket, {}).items())
         due = [row for row in waiting if row[0] <= now_ms]
         is_misfiled = bool(waiting) and not due and waiting[0][0] >= bucket + BUCKET_MS
-        plan = Plan() if is_misfiled else self.topics.take_turns(naming, now_ms, (limit + 1) // 2)
+        is_for_bucket = limit == 1 and due and due[0][0] <= min(self.topics.held_topics.values(), default=now_ms)
+        half = 0 if is_misfiled or is_for_bucket else (limit + 1) // 2
+        plan = self.topics.take_turns(naming, now_ms, half)
         taken = len(plan.all_steps())
         self.topics.plan(plan, _page(due, limit - taken, bytes_max), naming, now_ms)
         if plan.is_cut or (naming.look_ahead and waiting and not self.topics.is_plain()):

@@ -445,6 +445,20 @@ class TestPaces:
         assert world.texts("news") == ["quick"]
         assert 0 < len(world.texts()) < 2_000
 
+    def test_others_do_not_wait_for_what_goes_at_once_one_by_one(self, world: World) -> None:
+        """Of one message the half is none."""
+        world.topics().pause("mail", START_MS)
+        world.send_many(20)
+        store = world.store(claim_limit=1)
+        world.drain(store)
+        world.topics().resume("mail")
+        world.send("quick", "news", due_ms=START_MS + 1)
+        world.now_ms += 1
+        for _ in range(4):
+            world.claim(store)
+        assert world.texts("news") == ["quick"]
+        assert 0 < len(world.texts()) < 20
+
     def test_a_bucket_of_messages_that_are_not_of_it_is_seen_to_all_the_same(self, world: World) -> None:
         world.topics().pause("mail", START_MS)
         world.send_many(2_000)

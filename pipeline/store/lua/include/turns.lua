@@ -1,6 +1,6 @@
 -- What is due and can't go is held: it waits in held:<topic>, in order. Of topics that are not paused held_topics says when the next of
 -- these may go. Each claim takes first what may go now, of half the messages at most, so that a long queue keeps no other topic waiting;
--- and as long as something is held of a topic, what comes due goes behind it.
+-- a claim of one message takes what has waited longer. As long as something is held of a topic, what comes due goes behind it.
 local TOPICS_MAX = 100 -- of which something is held that a call looks at
 local LOOK_MS = 10 -- between two looks at what is held of a topic, at least, so that a high rate goes in small bursts
 
@@ -44,8 +44,14 @@ local function is_misfiled()
   return head_ms and head_ms > now_ms and head_ms >= tonumber(bucket_start_ms) + BUCKET_WIDTH_MS
 end
 
+-- Whether a claim of one message takes it from the bucket: it was due there before anything that is held could go.
+local function is_for_bucket()
+  local head_ms = claim_limit == 1 and oldest and redis.call('ZRANGE', bucket, 0, 0, 'WITHSCORES')[2]
+  return head_ms and tonumber(head_ms) <= tonumber(first_held[2])
+end
+
 -- What keeps other buckets waiting is seen to first.
-if has_held and tonumber(first_held[2]) <= now_ms and not is_misfiled() then
+if has_held and tonumber(first_held[2]) <= now_ms and not is_for_bucket() and not is_misfiled() then
   for _, topic in ipairs(redis.call('ZRANGE', held_topics, '-inf', text(now_ms), 'BYSCORE', 'LIMIT', 0, TOPICS_MAX)) do
     if turn_count < turns_max and bytes < turn_bytes_max then
       take_turn(topic)
