@@ -15,7 +15,7 @@ from pipeline.store.connection import translated_errors
 from pipeline.store.keys import Keys, keys_of
 from pipeline.store.layout import FORMAT_VERSION, read_layout, tags_of
 from pipeline.store.scripts import Scripts, run_script
-from pipeline.store.shards import first_that_answers
+from pipeline.store.shards import first_that_answers, those_that_answer
 
 log = logging.getLogger(__name__)
 
@@ -100,7 +100,10 @@ def adopt_topic_settings(
     if any(values.keys() - found.get(topic, {}).keys() for topic, values in wanted.items()):
         said = _change(client, settings.redis, lambda topic, values: wanted.get(topic, {}) | values, [*wanted], loaded)
         shard = 0
-    if shard == 0:  # what another says may be older
+    # What another shard says may be older.
+    if shard == 0 and not _write_to_all(client, settings.redis, said, loaded, passes_over=True):
+        # The first has changed meanwhile, or was set back: what it says now counts.
+        said = _change(client, settings.redis, lambda topic, values: values, [], loaded)
         _write_to_all(client, settings.redis, said, loaded, passes_over=True)
     adopted = _with(settings, said.topics())
     _refuse_others(settings, adopted)
@@ -208,7 +211,8 @@ def _change(
     scripts: Scripts,
 ) -> _Said:
     """Change the settings of some topics in the first shard, if nobody else does meanwhile; then once more."""
-    first = keys_of(settings)[0]
+    shards = keys_of(settings)
+    first = shards[0]
     while True:
         with translated_errors():
             found = _read(client, first)
@@ -216,7 +220,9 @@ def _change(
         for topic in topics:
             if new := changed(topic, json.loads(texts.pop(topic.encode(), b"{}"))):
                 texts[topic.encode()] = json.dumps(new).encode()
-        said = _Said(texts, found.revision + 1)
+        # The first shard may have been set back, to a backup or by a failover; the others take nothing older than what they have.
+        revisions = those_that_answer(shards, lambda keys: int(client.hget(keys.meta(), "topics_revision") or 0))
+        said = _Said(texts, max(found.revision, *revisions) + 1)
         if _write(client, first, said, found.revision, scripts):
             return said
 
@@ -255,22 +261,26 @@ def _text(value: Value) -> str:
 
 def _write_to_all(
     client: Any, settings: RedisSettings, said: _Said, scripts: Scripts, passes_over: bool = False
-) -> None:
-    """Make the other shards say what the first one says; a server is written to only where they do not, or say something later.
+) -> bool:
+    """Make the other shards say what the first one says; a server is written to only where they do not.
 
     Args:
         passes_over: a shard that does not answer, which keeps what it has until another job starts.
+    Returns:
+        False if one says something later, which stays.
     """
+    is_latest = True
     for keys in keys_of(settings)[1:]:
         try:
             with translated_errors():
                 there = client.hgetall(keys.topic_settings())
             if there != said.texts:
-                _write(client, keys, said, said.revision, scripts)
+                is_latest = _write(client, keys, said, said.revision, scripts) and is_latest
         except StoreUnavailable as exc:
             if not passes_over:
                 raise
             log.warning("shard %d goes by the settings of topics that it has: %s", keys.shard, exc)
+    return is_latest
 
 
 def _known(values: Mapping[str, Any]) -> dict[str, Any]:

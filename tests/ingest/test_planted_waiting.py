@@ -167,8 +167,8 @@ FAULTS: dict[str, tuple[Any, str, str, Check]] = {
     "rejects are written each time": ((PartitionWriter, "write"), "if not file.is_repeated:", "if True:", rejects),
     "what an older copy says of topics is written to all": (
         (layout, "adopt_topic_settings"),
-        "if shard == 0:",
-        "if True:",
+        "if shard == 0 and not",
+        "if not",
         of_namespaces(layout.test_what_another_shard_says_of_topics_is_written_to_no_third_one),
     ),
 }

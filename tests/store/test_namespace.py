@@ -145,6 +145,27 @@ def test_of_two_changes_at_once_the_later_one_stays_in_all_shards(
     assert each == [{b"mail": b'{"max_rate": 2}'}] * 2
 
 
+@pytest.mark.parametrize("is_changed", [True, False])
+def test_all_shards_say_what_the_first_one_does_also_if_it_has_lost_changes(
+    client: Any, file: Path, is_changed: bool
+) -> None:
+    """A server that was restored from a backup, or whose replica took over, has an earlier revision than the others."""
+    settings = settings_of(file).redis
+    first, second = keys_of(settings)
+    change_topic_settings(client, settings, "mail", {"max_rate": 1})
+    backup = client.dump(first.topic_settings()), client.dump(first.meta())
+    for rate in (2, 3, 4):
+        change_topic_settings(client, settings, "mail", {"max_rate": rate})
+    for key, dump in zip((first.topic_settings(), first.meta()), backup, strict=True):
+        client.restore(key, 0, dump, replace=True)
+    if is_changed:
+        change_topic_settings(client, settings, "mail", {"max_rate": 5})
+    else:
+        assert adopt_topic_settings(client, settings_of(file)).of_topic("mail").max_rate == 1
+    each = [client.hgetall(keys.topic_settings()) for keys in (first, second)]
+    assert each == [{b"mail": b'{"max_rate": 5}' if is_changed else b'{"max_rate": 1}'}] * 2
+
+
 def test_a_shard_that_says_something_else_says_what_the_first_one_does_when_a_job_starts(
     client: Any, file: Path
 ) -> None:
