@@ -211,19 +211,23 @@ def test_a_stage_that_never_became_a_campaign_is_deleted_after_a_week_by_its_own
             with pytest.raises(KeyboardInterrupt):
                 each.schedule(later(spark, 5), name)
     now_ms = server_ms(stage.client)
-    [old] = stage.folder.glob("old-*")
+    olds = [*stage.folder.glob("old-*")]
+    assert len(olds) == 1, "or it was deleted while it was new"
+    old = olds[0]
     for each, folder in ((stage, old), (other, next(stage.folder.glob("others-*")))):
         url = f"file://{folder}"
         assert each.client.zadd(each.keys.stages(), {url: now_ms - OLD_STAGE_MS - 1}, xx=True, ch=True) == 1
     stage.client.zadd(stage.keys.stages(), {f"file://{stage.folder}/not-here": 1})
-    stage.client.zadd(stage.keys.stages(), {f"file://{stage.folder}/elsewhere/sale-1": 1})
+    elsewhere = stage.folder / "elsewhere" / "sale-1"
+    elsewhere.mkdir(parents=True)
+    stage.client.zadd(stage.keys.stages(), {f"file://{elsewhere}": 1})
     with monkeypatch.context() as patched:
         patched.setattr(tables._Folder, "delete", not_allowed)
         with pytest.raises(PermissionError):  # once all is stored, where the files of this call are to be deleted
             stage.schedule(later(spark, 6), "sale")
     assert old.exists() and "can't be deleted: no" in caplog.text
     assert stage.schedule(later(spark, 6), "another").stored == 6
-    assert not old.exists()
+    assert elsewhere.exists() and not old.exists()
     assert {path.name.partition("-")[0] for path in stage.folder.glob("*-*")} == {"new", "others", "sale"}
     left = {Path(folder.decode()).name.partition("-")[0] for folder in stage.client.zrange(stage.keys.stages(), 0, -1)}
     assert left == {"new", "not", "sale"}, "what is not here may be on another machine"
