@@ -48,6 +48,11 @@ def say(text: str, *, stays: bool = True) -> None:
         print(f"{clear}{text}", end="\n" if stays or not is_terminal else "\r", file=sys.stderr, flush=True)
 
 
+def progress_line(seconds: float) -> str:
+    """Return the line that does not stay, no longer than the time before a message: the drain loop may print over it."""
+    return f"Spark starts ... {seconds:.0f} s"
+
+
 @dataclass(slots=True)
 class Child:
     """One of the jobs. ``ready_fd`` is our end of its pipe, ``reached`` what it has written there."""
@@ -214,7 +219,7 @@ def _watch(
                 say(f"{child.name} ended by itself, {_how(code)}: stopping the rest; what it printed above says why.")
                 return 2 if code == 2 else 1
         if ingest not in up and ingest.seconds() >= next_report_s:
-            say(f"Spark is starting ... {next_report_s:.0f} s", stays=False)
+            say(progress_line(next_report_s), stays=False)
             next_report_s += REPORT_S
         time.sleep(POLL_S)
     return 0

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from pipeline.core.text import utc_text
 from pipeline.runtime import supervisor
 from pipeline.runtime.server import PrivateServer, call_server, private_server
 from pipeline.runtime.supervisor import drop_sample
@@ -108,6 +109,11 @@ def test_how_long_a_start_takes_is_one_line_of_a_terminal(
     supervisor.say("10 s", stays=False)
     supervisor.say("up")
     assert stderr.getvalue() == shown
+
+
+def test_a_message_covers_the_line_that_does_not_stay() -> None:
+    """A start may deliver what came due before; the drain loop writes to the same terminal and erases nothing."""
+    assert len(supervisor.progress_line(999)) <= len(f"{utc_text(0)}: ")
 
 
 def read_notes(root: Path) -> list[str]:
@@ -305,7 +311,7 @@ def test_drain_does_not_wait_for_spark_and_a_long_start_is_reported(root: Path, 
     supervisor = start(wait=False, REPORT_S="0.3")
     stderr = root / "stderr"
     wait_for(lambda: "drain is up" in stderr.read_text(), "drain is up")
-    wait_for(lambda: stderr.read_text().count("Spark is starting ... ") >= 2, "two reports")
+    wait_for(lambda: stderr.read_text().count("Spark starts ... ") >= 2, "two reports")
     assert "ingest is up" not in stderr.read_text()
     supervisor.terminate()
     assert supervisor.wait(60) == 0
