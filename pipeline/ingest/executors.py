@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 
 PACKAGES = ("numpy", "pandas", "pyarrow", "msgspec", "redis")
 KAFKA_PACKAGE = "confluent_kafka"
-_checked: set[str] = set()  # applications whose workers have what they need
+_checked: set[tuple[str, bool]] = set()  # applications whose workers have what they need, and whether they reach Redis
 ROUNDS_MAX = 5  # of questions; the scheduler gives each idle executor one, so that one round is nearly always enough
 
 # Executed by ``python -c`` on an executor, where our own code is an archive beside the working directory.
@@ -132,16 +132,17 @@ def check_workers(spark: "SparkSession", redis: "RedisSettings | None" = None) -
         PipelineError: their Python is another one, or lacks a package, or Redis does not answer them.
     """
     context = spark.sparkContext
-    application = str(context.applicationId)
-    if application in _checked:
+    application, is_local = str(context.applicationId), str(context.master).partition("[")[0] == "local"
+    asks_redis = redis is not None and not is_local  # workers of this machine reach what the driver does
+    if not _checked.isdisjoint(((application, asks_redis), (application, True))):
         return
     asked: dict[str, Any] = {"python": list(sys.version_info[:2]), "packages": PACKAGES}
     asked["paths"] = list(context._python_includes or ())
-    if str(context.master).partition("[")[0] == "local":
+    if is_local:
         from pyspark import SparkFiles
 
         asked["paths"] = [str(Path(SparkFiles.getRootDirectory(), name)) for name in asked["paths"]]
-    elif redis:
+    if asks_redis:
         asked["redis"] = b64encode(pickle.dumps(redis)).decode()
     lacks = _lacks_by_host(_ask(context, json.dumps(asked), SystemClock()))
     if lacks:
@@ -150,7 +151,7 @@ def check_workers(spark: "SparkSession", redis: "RedisSettings | None" = None) -
             f"Spark's workers on {host} run {context.pythonExec}, and lack {', and '.join(what)}: install it there, or set "
             f"PYSPARK_PYTHON, before Spark starts, to a Python that has it, as {sys.executable} has here."
         )
-    _checked.add(application)
+    _checked.add((application, asks_redis))
 
 
 def _lacks_by_host(answers: Iterable[dict[str, Any]]) -> dict[str, list[str]]:

@@ -15,8 +15,9 @@ import pytest
 from pipeline.config import RedisSettings
 from pipeline.core.errors import PipelineError
 from pipeline.core.files import mark_folder
+from pipeline.ingest import executors
 from pipeline.ingest.cold_folder import ColdFolder
-from pipeline.ingest.executors import command_of, judge, question
+from pipeline.ingest.executors import check_workers, command_of, judge, question
 from pipeline.landing.folder import SOURCE_ID_NAME
 from tests.servers import RealServer
 
@@ -139,3 +140,23 @@ def test_a_clock_that_is_wrong_is_a_warning() -> None:
     assert judge(said, 1_000) == [
         "The clock of the executor on b differs by 1001 ms from the driver's; synchronise both with NTP."
     ]
+
+
+def test_workers_are_asked_for_redis_also_when_they_were_asked_for_packages_before(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As by ``register``, which stores nothing on executors, and then ``schedule``."""
+    asked: list[bool] = []
+    monkeypatch.setattr(executors, "_checked", set())
+    monkeypatch.setattr(executors, "_ask", lambda _, text, __: asked.append("redis" in json.loads(text)) or [])
+    context = SimpleNamespace(
+        applicationId="app-1", master="spark://host:7077", _python_includes=[], pythonExec="python3"
+    )
+    spark: Any = SimpleNamespace(sparkContext=context)
+    for redis in (None, RedisSettings(url="redis://host"), None, RedisSettings(url="redis://host")):
+        check_workers(spark, redis)
+    assert asked == [False, True]
+    context.applicationId = "app-2"
+    check_workers(spark, RedisSettings(url="redis://host"))
+    check_workers(spark)
+    assert asked == [False, True, True]
