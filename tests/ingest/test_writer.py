@@ -338,7 +338,7 @@ def test_rejects_wait_for_room_on_a_full_disk_and_are_there_once(
     assert "the disk can be used again" in caplog.text
 
 
-def test_a_stop_ends_the_wait_for_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rejects_that_never_find_room_leave_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     SmallDisk(monkeypatch, room=0, more=0)
     waits: list[float] = []
     retry = partial(

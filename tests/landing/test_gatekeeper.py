@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from pipeline.core import files
 from pipeline.core.clock import SystemClock
 from pipeline.core.errors import ConfigError, SourceError
 from pipeline.landing import gatekeeper as gatekeeper_module
@@ -614,7 +615,7 @@ OTHER_UID = 12345
     ],
 )
 def test_a_landing_folder_that_somebody_else_may_have_made_is_refused(
-    folders: Folders, tmp_path: Path, planted: str, why: str
+    folders: Folders, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, planted: str, why: str
 ) -> None:
     if planted.startswith("a link"):
         theirs = tmp_path / "theirs"
@@ -624,7 +625,12 @@ def test_a_landing_folder_that_somebody_else_may_have_made_is_refused(
     else:
         folders.landing.mkdir()
         if planted == "another user's":
-            os.chown(folders.landing, OTHER_UID, OTHER_UID)
+            status = folders.landing.lstat()
+            theirs_status = os.stat_result((*status[:4], OTHER_UID, *status[5:]))  # only root could give it away
+            lstat = os.lstat
+            monkeypatch.setattr(
+                files.os, "lstat", lambda path: theirs_status if path == folders.landing else lstat(path)
+            )
         else:
             folders.landing.chmod(0o777)
     with pytest.raises(ConfigError, match=why):
