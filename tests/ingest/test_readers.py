@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 from itertools import repeat
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
@@ -128,7 +129,8 @@ def test_local_folders_are_local_where_spark_keeps_its_files_elsewhere(spark: Sp
     assert (work / "checkpoint" / "commits" / "0").exists()
     assert read_landing_once(spark, str(work / "landing")).count() == 1
     table = spark.createDataFrame([("m", 5)], "message string, delay_sec int")
-    staged = tables._stage(table, "name", url_of(str(work / "staging")), ARRIVAL_MS)
+    campaigns: Any = SimpleNamespace(note_stage=lambda folder: None)
+    staged = tables._stage(campaigns, table, "name", url_of(str(work / "staging")), ARRIVAL_MS)
     assert (staged.accepted, staged.files) == (1, len(tables._Folder(spark, f"{staged.folder}/rows").names()))
 
 
