@@ -38,13 +38,13 @@ def read_landing(spark: SparkSession, landing_dir: str, max_bytes_per_trigger: i
     reader = _read_files(spark, max_bytes_per_trigger, _LANDING_NAMES).format("binaryFile").schema(_BINARY_FILE)
     # No folder in it is read, as the names of all begin with a dot. Without this Spark looks, ten times a second, whether names of
     # folders are columns of a table.
-    files = reader.option("recursiveFileLookup", True).load(_literal(url_of(landing_dir)))
+    files = reader.option("recursiveFileLookup", True).load(literal(url_of(landing_dir)))
     return files.transform(with_landing_columns)
 
 
 def read_landing_once(spark: SparkSession, landing_dir: str) -> DataFrame:
     """Read what is in a landing folder now, as ``read_landing`` would."""
-    files = spark.read.format("binaryFile").load(_literal(url_of(landing_dir)))
+    files = spark.read.format("binaryFile").load(literal(url_of(landing_dir)))
     return files.transform(with_landing_columns)
 
 
@@ -100,7 +100,7 @@ def url_of(folder: str) -> str:
     return folder if "://" in folder else f"file://{os.path.abspath(folder)}"
 
 
-def _literal(path: str) -> str:
+def literal(path: str) -> str:
     """Escape what Spark would take for a pattern in a path."""
     return re.sub(r"([\\\[\]{}*?,])", r"\\\1", path)
 

@@ -24,7 +24,7 @@ from pipeline.core.text import count_text
 from pipeline.ingest.blocks import BlockWriter, Packer, add_digests, count_rows
 from pipeline.ingest.cold_folder import ColdPlace
 from pipeline.ingest.cold_opening import open_cold
-from pipeline.ingest.readers import ALL_OR_FAIL, url_of
+from pipeline.ingest.readers import ALL_OR_FAIL, literal, url_of
 from pipeline.ingest.stages import REFUSED, ROWS, delete_old_stages, done_folder, new_stage
 from pipeline.ingest.stores import WriterSettings
 from pipeline.ingest.summary import Summary
@@ -136,7 +136,7 @@ def _stage(campaigns: Campaigns, requests: DataFrame, name: str, staging: str, a
     begun = Campaign(stage=stage, folder=folder, arrival_ms=arrival_ms, files=files, refused=0)
     begun = _with_totals(begun, counts.get)
     if begun.refused:
-        staged = _reader(requests.sparkSession).text(f"{folder}/{ROWS}")
+        staged = _reader(requests.sparkSession).text(literal(f"{folder}/{ROWS}"))
         staged.where(F.startswith("value", F.lit("{"))).write.text(f"{folder}/{REFUSED}")
     return begun
 
@@ -224,7 +224,7 @@ def _load(spark: SparkSession, campaign: Campaign, settings: Settings, cold: Col
     if campaign.files:
         to_write = writer_settings(campaign, settings, cold)
         write = BatchWriter(to_write, SystemClock(), lambda _, summary, __: done.add(summary), BlockWriter(to_write))
-        write(_reader(spark).text(url_of(folder)).where(~F.startswith("value", F.lit("{"))), 0)
+        write(_reader(spark).text(literal(url_of(folder))).where(~F.startswith("value", F.lit("{"))), 0)
     check_rows(campaign, done)
     return done
 
@@ -273,7 +273,7 @@ def _refused(spark: SparkSession, campaign: Campaign, schema: T.StructType) -> D
     of_refused = T.StructType([*schema.fields, T.StructField("reason", T.StringType())])
     if not campaign.refused:
         return spark.createDataFrame([], of_refused)
-    return _reader(spark).schema(of_refused).json(url_of(f"{campaign.folder}/{REFUSED}"))
+    return _reader(spark).schema(of_refused).json(literal(url_of(f"{campaign.folder}/{REFUSED}")))
 
 
 def _reader(spark: SparkSession) -> DataFrameReader:

@@ -115,6 +115,13 @@ def test_each_row_is_scheduled_once_and_those_that_are_no_requests_come_back(spa
     assert read_stats(stage.client, [stage.keys]).counters["stored"] == 2
 
 
+def test_a_folder_of_staged_files_may_have_any_name(spark: SparkSession, stage: Stage) -> None:
+    stage.folder = stage.folder / "a %41 ü {b,c} [d]*"
+    stage.folder.mkdir()
+    done = stage.schedule(later(spark, 5).unionByName(spark.sql("select '' as message, 1 as delay_sec")))
+    assert (done.stored, done.refused_count, done.refused.count()) == (5, 1, 1)
+
+
 @pytest.mark.parametrize(
     ("due", "due_ms"),
     [
