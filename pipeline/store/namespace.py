@@ -152,10 +152,12 @@ class _Said:
 
 
 def _read(client: Any, keys: Keys) -> _Said:
-    pipeline = client.pipeline(transaction=True)
-    pipeline.hgetall(keys.topic_settings())
+    # Not in a transaction, as Redis refuses one when it is full, even to read. The revision is read first: if the settings change
+    # in between, it is too old to write with.
+    pipeline = client.pipeline(transaction=False)
     pipeline.hget(keys.meta(), "topics_revision")
-    texts, revision = pipeline.execute()
+    pipeline.hgetall(keys.topic_settings())
+    revision, texts = pipeline.execute()
     return _Said(texts, int(revision or 0))
 
 
