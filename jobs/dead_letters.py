@@ -54,10 +54,9 @@ def main(arguments: list[str], stop: Stop) -> int:
     older_ms = parse_age(given.older_than) if given.older_than else None
     with open_connection(settings, stop, may_create=False) as connection:
         letters = DeadLetters(connection.client, connection.shards)
-        topics = Topics(connection.client, connection.shards)
-        now_ms = topics.now_ms()
+        now_ms = Topics(connection.client, connection.shards).now_ms()
         done, missing = 0, set(given.names)
-        for letter in chosen(letters, topics, given, now_ms, older_ms):
+        for letter in chosen(letters, given, now_ms, older_ms):
             if stop():
                 missing.clear()  # whether the rest is there is not known
                 break
@@ -77,12 +76,10 @@ def main(arguments: list[str], stop: Stop) -> int:
     return EXIT_SUCCESS
 
 
-def chosen(
-    letters: DeadLetters, topics: Topics, given: argparse.Namespace, now_ms: int, older_ms: int | None
-) -> Iterator[DeadLetter]:
+def chosen(letters: DeadLetters, given: argparse.Namespace, now_ms: int, older_ms: int | None) -> Iterator[DeadLetter]:
     """Yield the dead letters that the command line selects."""
     names = set(given.names)
-    for topic in [given.topic] if given.topic else topics.names():
+    for topic in [given.topic] if given.topic else letters.topics():
         for letter in letters.of_topic(topic):
             if (
                 (not names or letter.name in names)

@@ -18,6 +18,7 @@ PERMANENT = {
     "outbox": "what is not in Kafka yet, for as long as Kafka does not answer",
     "retry": "the retention of the topic",
     "dead": "until somebody schedules its letters again or drops them",
+    "dead_topics": "one member for each topic that has dead letters",
     "groups": "one field for each group of the topic, until it is dropped",
     "pauses": "one field for each paused topic",
     "rate_limits": "one field for each topic with a max_rate",
@@ -65,13 +66,19 @@ def _unindexed(client: Any, tag: str, names: dict[str, set[str]]) -> list[str]:
     def members(index: str) -> set[str]:
         return {member.decode("utf-8", "replace") for member in client.zrange(f"{tag}}}:{index}", 0, -1)}
 
-    topics = {topic.decode("utf-8", "replace") for topic in client.smembers(f"{tag}}}:topics")}
+    topics, dead_topics = (
+        {topic.decode("utf-8", "replace") for topic in client.smembers(f"{tag}}}:{index}")}
+        for index in ("topics", "dead_topics")
+    )
     found = {
         "buckets that are not indexed": names["bucket"] - members("buckets"),
         "buckets that are indexed and empty": members("buckets") - names["bucket"],
         "claims without a lease": names["claim"] - members("claims"),
         "leases without a claim": members("claims") - names["claim"],
         "held messages of unknown topics": names["held"] - topics,
+        "dead letters of topics that are not indexed": {
+            topic for topic in names["dead"] - dead_topics if client.xlen(f"{tag}}}:dead:{topic}")
+        },
         "places of messages that are not there": _lost_places(client, tag, names),
     }
     return [f"{what}: {', '.join(sorted(those))}" for what, those in found.items() if those]

@@ -130,7 +130,7 @@ def test_key_text_is_in_keys_alone() -> None:
         if floor_of(path) == "store":
             nouns = (
                 "bucket|claim|markers|claims|buckets|attempts|counters|ids|ingest|ingests|drain|drains|wake|meta"
-                "|retry|dead|held|held_topics|pauses|rate_limits|active|groups|places"
+                "|retry|dead|dead_topics|held|held_topics|pauses|rate_limits|active|groups|places"
             )
             assert not re.search(rf"""["']({nouns}):?["']""", _code(path))
 

@@ -32,6 +32,7 @@ KEEPALIVE = {
     for name, value in (("TCP_KEEPIDLE", 30), ("TCP_KEEPINTVL", 10), ("TCP_KEEPCNT", 3))
     if hasattr(socket, name)
 }
+MEMBERS_A_PAGE = 1_000
 PASSING_WORDS = ("BUSY", "MISCONF", "NOREPLICAS", "UNBLOCKED")
 
 
@@ -113,6 +114,11 @@ def translated_errors() -> Iterator[None]:
         raise StoreProtocolError(f"Redis answered with an error that is not expected here: {exc}.") from exc
     except redis.exceptions.RedisError as exc:  # it would fail the same way each time
         raise StoreProtocolError(f"The Redis client can't make this call ({type(exc).__name__}: {exc}).") from exc
+
+
+def members_of(client: Any, key: str) -> set[str]:
+    """Return the names in a set, read in pages: the server answers nobody else while it reads out 100,000 at once."""
+    return {name.decode("utf-8", "replace") for name in client.sscan_iter(key, count=MEMBERS_A_PAGE)}
 
 
 def server_ms(client: Any) -> int:

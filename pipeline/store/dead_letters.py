@@ -7,7 +7,7 @@ from typing import Any
 
 from pipeline.core.buckets import bucket_start_ms
 from pipeline.core.messages import number_of
-from pipeline.store.connection import translated_errors
+from pipeline.store.connection import members_of, translated_errors
 from pipeline.store.entries import DeadLetter
 from pipeline.store.keys import Keys
 from pipeline.store.scripts import Scripts, run_script
@@ -27,6 +27,11 @@ class DeadLetters:
         self._client = client
         self._shards = shards
         self._scripts = scripts or Scripts()
+
+    def topics(self) -> list[str]:
+        """Return the topics that have dead letters, in order."""
+        with translated_errors():
+            return sorted(set[str]().union(*(members_of(self._client, keys.dead_topics()) for keys in self._shards)))
 
     def of_topic(self, topic: str, after: tuple[int, str] = (0, "")) -> Iterator[DeadLetter]:
         """Walk the dead letters of a topic that are there now, the oldest of each shard first: not those that come meanwhile.
@@ -98,15 +103,22 @@ class DeadLetters:
             self._client,
             self._scripts,
             "redrive",
-            [keys.dead(letter.topic), keys.buckets(), keys.bucket(start), keys.places(), keys.ids()],
-            [letter.entry_id, now_ms, start, member, keys.wake(), "" if letter.group else letter.id],
+            [
+                *(keys.dead(letter.topic), keys.buckets(), keys.bucket(start), keys.places(), keys.ids()),
+                keys.dead_topics(),
+            ],
+            [
+                *(letter.entry_id, now_ms, start, member, keys.wake()),
+                *("" if letter.group else letter.id, letter.topic),
+            ],
         )
         return bool(done == 1)
 
     def purge(self, letter: DeadLetter) -> bool:
         """Drop a dead letter for good; False if it is not there any more."""
-        with translated_errors():
-            return bool(self._client.xdel(self._shards[letter.shard].dead(letter.topic), letter.entry_id) == 1)
+        keys = self._shards[letter.shard]
+        names, arguments = [keys.dead(letter.topic), keys.dead_topics()], [letter.entry_id, letter.topic]
+        return bool(run_script(self._client, self._scripts, "purge", names, arguments) == 1)
 
 
 def read_name(name: str) -> tuple[str, int, str] | None:

@@ -258,7 +258,8 @@ class GroupStore:
         self.repeated = 0
         keys = self._keys_of[entry.stream]
         start = bucket_start_ms(due_ms)
-        names = [keys.counters(), keys.topics(), keys.buckets(), keys.bucket(start), keys.dead(entry.topic)]
+        names = [keys.counters(), keys.topics(), keys.buckets(), keys.bucket(start)]
+        names += [keys.dead(entry.topic), keys.dead_topics()]
         with self._errors_of_groups():
             status = self._run(
                 "retry",

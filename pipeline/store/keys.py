@@ -156,6 +156,10 @@ class Keys:
         """STREAM: messages of a topic that were given up, each with the reason."""
         return self._key(f"dead:{topic}")
 
+    def dead_topics(self) -> str:
+        """SET: topics that have dead letters."""
+        return self._key("dead_topics")
+
     def held(self, topic: str) -> str:
         """ZSET: member -> due_ms, of messages that are due and wait for the end of a pause or for the rate limit of their topic."""
         return self._key(f"held:{topic}")

@@ -124,7 +124,8 @@ class Outbox:
             StoreUnavailable: as always, or the lease is over.
         """
         keys = self._keys
-        names = [keys.outbox(), keys.forwarder(), keys.dead(entry.topic), keys.topics(), keys.counters()]
+        names = [keys.outbox(), keys.forwarder(), keys.dead(entry.topic), keys.topics()]
+        names += [keys.counters(), keys.dead_topics()]
         status = self._run("refuse", names, self._token, entry.entry_id, entry.topic, reason, detail, "")
         if status == b"LOST":
             raise StoreUnavailable("The lease of the outbox is over.")

@@ -145,7 +145,7 @@ class RedisStore:
         names = [
             *(keys.buckets(), keys.bucket(bucket_start_ms), keys.claims(), keys.claim(token), keys.attempts()),
             *(keys.pauses(), keys.places(), keys.ids(), keys.counters(), keys.rate_limits(), keys.topics()),
-            *(keys.topic_settings(), keys.held_topics(), *self._targets.keys),
+            *(keys.topic_settings(), keys.held_topics(), keys.dead_topics(), *self._targets.keys),
         ]
         arguments = [
             bucket_start_ms,

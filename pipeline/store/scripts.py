@@ -35,6 +35,7 @@ NAMES = (
     "read_active",
     "remove_consumer",
     "redrive",
+    "purge",
     "register",
     "drop_group",
     "forward",

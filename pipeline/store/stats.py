@@ -1,7 +1,7 @@
 """One look at what a namespace holds: all of it for ``jobs/status.py``, a bounded part of it for the metrics."""
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -9,7 +9,7 @@ from pipeline.core.buckets import BUCKET_WIDTH_MS
 from pipeline.core.cold import HOUR_MS
 from pipeline.core.errors import StoreUnavailable
 from pipeline.store.cold import read_cold_hours
-from pipeline.store.connection import server_ms, translated_errors
+from pipeline.store.connection import members_of, server_ms, translated_errors
 from pipeline.store.entries import entry_id_of
 from pipeline.store.heartbeats import read_ingests
 from pipeline.store.ingest_heartbeat import Waiting, read_waiting
@@ -107,12 +107,11 @@ def read_stats(client: Any, shards: Sequence[Keys], now_ms: int | None = None) -
                 late_here = sum(length for length, due_ms in dues if due_ms < now_ms - LATE_MS)
                 started = [keys.bucket(start) for start in look.buckets if start < now_ms - LATE_MS]
                 late_here += sum(ask_each(client, ("ZCOUNT",), started, ("-inf", f"({now_ms - LATE_MS}")))
-                topics = [topic.decode("utf-8", "replace") for topic in client.smembers(keys.topics())]
-                held_of = dict(
-                    zip(topics, ask_each(client, ("ZCARD",), [keys.held(topic) for topic in topics]), strict=True)
-                )
-                paused = {topic.decode("utf-8", "replace") for topic in client.hkeys(keys.pauses())}
-                dead_here = sum(ask_each(client, ("XLEN",), [keys.dead(topic) for topic in topics]))
+                paused = {*client.hkeys(keys.pauses())}
+                others = {*client.zrange(keys.held_topics(), 0, -1)} - paused
+                paused_here, throttled_here = (_count_held(client, keys, topics) for topics in (paused, others))
+                dying = members_of(client, keys.dead_topics())
+                dead_here = sum(ask_each(client, ("XLEN",), [keys.dead(topic) for topic in dying]))
                 outbox = _look_into_outbox(client, keys)
                 counted = client.hgetall(keys.counters())
             cold_here = read_cold_hours(client, [keys])
@@ -127,8 +126,8 @@ def read_stats(client: Any, shards: Sequence[Keys], now_ms: int | None = None) -
         outboxes.append(outbox)
         counters.update({name.decode(): int(value) for name, value in counted.items()})
         in_flight, late = in_flight + sum(lengths), late + late_here
-        held, dead = held + sum(held_of.values()), dead + dead_here
-        throttled += sum(count for topic, count in held_of.items() if topic not in paused)
+        held, throttled = held + paused_here + throttled_here, throttled + throttled_here
+        dead += dead_here
     assert now_ms is not None  # one shard has answered
     return Stats(
         away=away,
@@ -167,8 +166,7 @@ def read_forecast(client: Any, shards: Sequence[Keys]) -> Forecast:
                 paused = client.hkeys(keys.pauses())
                 others = [topic for topic in client.zrange(keys.held_topics(), 0, HELD_MAX - 1) if topic not in paused]
                 paused_here, throttled_here = (
-                    sum(ask_each(client, ("ZCARD",), [keys.held(topic.decode("utf-8", "replace")) for topic in topics]))
-                    for topics in (paused[:HELD_MAX], others)
+                    _count_held(client, keys, topics) for topics in (paused[:HELD_MAX], others)
                 )
         except StoreUnavailable:
             away.append(keys.shard)
@@ -197,6 +195,10 @@ def read_forecast(client: Any, shards: Sequence[Keys]) -> Forecast:
         cold=cold.total(),
         cold_due_ms=_first_of(cold),
     )
+
+
+def _count_held(client: Any, keys: Keys, topics: Collection[bytes]) -> int:
+    return sum(ask_each(client, ("ZCARD",), [keys.held(topic.decode("utf-8", "replace")) for topic in topics]))
 
 
 def ask_each(client: Any, command: tuple[str, ...], names: Sequence[str], rest: tuple[Any, ...] = ()) -> Iterator[Any]:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pipeline.config import TopicSettings
-from pipeline.store.connection import server_ms, translated_errors
+from pipeline.store.connection import members_of, server_ms, translated_errors
 from pipeline.store.groups import ORDERED
 from pipeline.store.keys import Keys
 from pipeline.store.scripts import Scripts, run_script, run_scripts
@@ -117,9 +117,8 @@ class Topics:
         return set[str]().union(*found), len(found) == len(self._shards)
 
     def _names_in(self, keys: Keys) -> set[str]:
-        names = self._client.smembers(keys.topics())
-        names |= {*self._client.hkeys(keys.pauses()), *self._client.hkeys(keys.rate_limits())}
-        return {_text(name) for name in names}
+        others = {*self._client.hkeys(keys.pauses()), *self._client.hkeys(keys.rate_limits())}
+        return members_of(self._client, keys.topics()) | {_text(name) for name in others}
 
     def look(self, topic: str) -> TopicInfo:
         """Count what there is of a topic. Not atomic.
@@ -212,6 +211,7 @@ class Topics:
     def _forget_if_empty(self, keys: Keys, topic: str) -> None:
         streams = keys.stream(topic), keys.dead(topic)
         names = [keys.topics(), *streams, keys.held(topic), keys.rate_limits(), keys.groups(topic)]
+        names.append(keys.dead_topics())
         run_script(self._client, self._scripts, "forget_topic", names, [topic, ""])
 
     def _groups_of_turn(self, stream: str) -> list[str]:

@@ -64,8 +64,8 @@ class Filter:
 
 def _walk(api: Api, filter_: Filter, after: tuple[str, int, str] | None = None) -> Iterator[DeadLetter]:
     """Walk the letters of all topics, or of one, behind a place."""
-    topics = [filter_.topic] if filter_.topic else Topics(api.client, api.shards).names()
-    return DeadLetters(api.client, api.shards).of_topics(topics, after)
+    letters = DeadLetters(api.client, api.shards)
+    return letters.of_topics([filter_.topic] if filter_.topic else letters.topics(), after)
 
 
 async def list_page(api: Api, call: Call) -> Response:
@@ -116,7 +116,7 @@ def count(api: Api, filter_: Filter) -> tuple[int, bool]:
     """
     topics = Topics(api.client, api.shards)
     if not (filter_.group or filter_.reason or filter_.older_ms):
-        names = [filter_.topic] if filter_.topic else topics.names()
+        names = [filter_.topic] if filter_.topic else DeadLetters(api.client, api.shards).topics()
         total = sum(info.dead for info in topics.look_many(names))
         return min(total, SCANNED_MAX), total > SCANNED_MAX
     now_ms = topics.now_ms()

@@ -465,6 +465,7 @@ def test_a_message_that_comes_again_rings_and_a_dead_letter_makes_its_topic_know
     stage.client.delete(stage.keys.topics())
     assert consumer.nack(*consumer.take()) is Outcome.DEAD
     assert stage.client.smembers(stage.keys.topics()) == {TOPIC.encode()}
+    assert stage.client.smembers(stage.keys.dead_topics()) == {TOPIC.encode()}
 
 
 def test_what_is_read_from_several_streams_at_once_comes_in_one_order(stage: Stage) -> None:

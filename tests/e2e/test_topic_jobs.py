@@ -23,6 +23,7 @@ def dead_letter(
         fields = {"id": f"id-{number}", "message": text, "topic": topic, "due_ms": 1, "attempt": 5}
         client.xadd(KEYS.dead(topic), {**fields, "reason": reason, "detail": "no\n", "group": group, "died_ms": 1_000})
     client.sadd(KEYS.topics(), topic)
+    client.sadd(KEYS.dead_topics(), topic)
 
 
 def told(checkout: Checkout, server: RealServer, *words: str, code: int = 0) -> list[str]:

@@ -436,6 +436,7 @@ PLANTED_IN_STREAMS = [
     Planted("all goes to the screen", "claim", "elseif not step.kind and settings.kind then", "elseif false then"),
     Planted("a moved message stays in its bucket", "claim", "bucket, 0, count - 1)", "bucket, 0, #rows / 2 - 1)"),
     Planted("a moved message is not counted", "claim", "{delivered = delivered, dead = dead}", "{dead = dead}"),
+    Planted("dead letters are not indexed", "claim", "redis.call('SADD', dead_topics, step.name)", ""),
     Planted("a dead letter is not counted", "claim", "{delivered = delivered, dead = dead}", "{delivered = delivered}"),
     Planted("nothing is checked before it is written", "claim", "if not checked[step.key] then", "if false then"),
     Planted("the claim's key is not checked before", "claim", "redis.call('LLEN', claim)\n", ""),

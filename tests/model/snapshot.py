@@ -28,6 +28,7 @@ class Snapshot:
     moved: dict[tuple[str, str], float]
     counters: dict[str, int]
     topics: frozenset[str]
+    dead_topics: frozenset[str]
     streams: dict[str, list[Entry]]
     outboxes: dict[str, list[Entry]]
     dead: dict[str, list[Entry]]
@@ -61,7 +62,7 @@ def read_server(client: Any, keys: Keys) -> Snapshot:
             pipeline.lrange(key, 0, -1)
         elif kind in ("stream", "outbox", "retry", "dead"):
             pipeline.xrange(key)
-        elif kind == "topics":
+        elif kind in ("topics", "dead_topics"):
             pipeline.smembers(key)
         else:
             pipeline.zrange(key, 0, -1, withscores=True)
@@ -96,6 +97,7 @@ def read_server(client: Any, keys: Keys) -> Snapshot:
         },
         counters={name.decode(): int(count) for name, count in dict(_only(values, "counters")).items() if int(count)},
         topics=frozenset(topic.decode() for topic in _only(values, "topics")),
+        dead_topics=frozenset(topic.decode() for topic in _only(values, "dead_topics")),
         streams={
             name: [entry_of(fields) for _, fields in entries]
             for name, entries in {**values.get("stream", {}), **values.get("retry", {})}.items()
@@ -150,6 +152,7 @@ def read_reference(server: ReferenceServer) -> Snapshot:
         "retry": [name for name in server.topics.streams if ":" in name],
         "outbox": server.topics.outboxes,
         "dead": server.topics.dead,
+        "dead_topics": server.topics.dead,
         "held": server.topics.held,
         "pauses": server.topics.pauses,
         "rate_limits": server.topics.rate_limits,
@@ -170,6 +173,7 @@ def read_reference(server: ReferenceServer) -> Snapshot:
         moved={file: marker.moved_ms for file, marker in server.markers.items()},
         counters=dict(+Counter(server.counters)),
         topics=frozenset(server.topics.names),
+        dead_topics=frozenset(server.topics.dead),
         streams={name: list(entries) for name, entries in server.topics.streams.items()},
         outboxes={name: list(entries) for name, entries in server.topics.outboxes.items()},
         dead={topic: list(entries) for topic, entries in server.topics.dead.items()},

@@ -36,6 +36,7 @@ class StreamMachine(StoreMachine):
         "stream",
         "outbox",
         "dead",
+        "dead_topics",
         "topics",
         "rate_limits",
         "held_topics",

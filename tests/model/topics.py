@@ -10,7 +10,7 @@ from pipeline.core.messages import Message
 
 MESSAGE_ID_LENGTH = 22
 BURST_MS, BACKLOG_MS, LOOK_MS = 100, 1_000, 10
-FIRST_TARGET = 13  # of the keys of a claim
+FIRST_TARGET = 14  # of the keys of a claim
 SCREEN, STREAM, OUTBOX, RETRY, HELD, DEAD, BUCKET = "screen", "stream", "outbox", "retry", "held", "dead", "bucket"
 IN_STREAMS = (STREAM, OUTBOX, RETRY)
 KAFKA = "kafka"  # the name of the outbox, which has the messages of all topics

@@ -24,6 +24,7 @@ def test_all_topics_are_walked_in_order_from_any_letter(
         for keys in shards:
             for number in range(chance.choice((0, 0, 1, 2, 3, 7))):
                 bench.client.xadd(keys.dead(topic), {"message": str(number), "topic": topic})
+                bench.client.sadd(keys.dead_topics(), topic)
     letters = DeadLetters(bench.client, shards)
     expected = [letter.name for topic in topics for letter in letters.of_topic(topic)]
     assert [letter.name for letter in letters.of_topics(topics)] == expected

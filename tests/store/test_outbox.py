@@ -259,6 +259,7 @@ class TestRefusing:
         assert dead == {b"id": b"id-a", b"message": b"a", b"topic": b"t", b"due_ms": b"7", b"attempt": b"1", **why}
         assert outbox.read("", "", 10) == [b]
         assert bench.client.smembers(bench.keys.topics()) == {b"t"}
+        assert bench.client.smembers(bench.keys.dead_topics()) == {b"t"}
         assert bench.client.hgetall(bench.keys.counters()) == {b"dead": b"1"}
 
     def test_one_that_went_in_as_it_was_scheduled_becomes_one_like_any_other(self, bench: Bench) -> None:
@@ -298,7 +299,7 @@ class TestRefusing:
         assert not outbox.refuse(entry, "too_large", "")
         assert dead_letters(bench) == []
 
-    @pytest.mark.parametrize("name", ["dead", "topics", "counters"])
+    @pytest.mark.parametrize("name", ["dead", "topics", "dead_topics", "counters"])
     def test_a_key_in_the_way_leaves_nothing_half_done(self, bench: Bench, name: str) -> None:
         put(bench, "a")
         outbox = taken(bench)

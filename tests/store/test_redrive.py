@@ -86,6 +86,7 @@ def test_a_letter_of_one_group_takes_no_id(bench: Bench) -> None:
     """For the other groups its message is delivered."""
     fields = {"id": KEY, "message": "again", "topic": "mail", "group": "billing", "reason": "failed"}
     bench.client.xadd(bench.keys.dead("mail"), fields)  # type: ignore[arg-type]
+    bench.client.sadd(bench.keys.dead_topics(), "mail")
     redrive(bench, DeadLetters(bench.user, [bench.keys], bench.scripts))
     assert messages(bench).get(KEY) == Found(State.UNKNOWN)
     assert not bench.client.exists(bench.keys.places())

@@ -316,6 +316,7 @@ class TestExpiry:
 
     def test_letters_that_come_while_others_are_walked_do_not_prolong_the_walk(self, world: World) -> None:
         dead = world.keys.dead("mail")
+        world.client.sadd(world.keys.dead_topics(), "mail")
         for number in range(250):
             world.client.xadd(dead, {"message": f"{number}"})
         walked = []
@@ -904,3 +905,77 @@ class TestManyGroups:
             turns.append(sum(world.client.xlen(retry) == 0 for retry in retries))
         assert turns == [GROUPS_A_TURN, 2 * GROUPS_A_TURN, self.GROUPS]
         assert self.calls(world, "xinfo|groups") == 3, "and trim_unread asks none"
+
+
+class TestManyTopics:
+    TOPICS = 3_000
+
+    @pytest.fixture
+    def many(self, world: World) -> World:
+        """Some thousand topics that have a stream; of two something is held, of one more a message has died."""
+        names = [f"topic-{number}" for number in range(self.TOPICS)]
+        world.client.sadd(world.keys.topics(), *names)
+        world.set("slow", replace(STREAM, max_rate=1))
+        world.set("old", replace(STREAM, expire_after_sec=1))
+        world.topics().pause("paused", START_MS)
+        for topic in ("slow", "slow", "slow", "paused"):
+            world.send("m", topic)
+        world.send("m", "old", START_MS - 2_000)
+        while world.claim().next_due_ms == START_MS:
+            pass
+        world.client.config_resetstat()
+        return world
+
+    def calls(self, world: World) -> int:
+        found = world.client.info("commandstats")
+        return sum(int(row["calls"]) for name, row in found.items() if "config" not in name and "client" not in name)
+
+    def test_a_status_looks_only_at_those_that_have_something(self, many: World) -> None:
+        stats = many.stats()
+        assert (stats.held, stats.throttled, stats.dead) == (3, 2, 1)
+        assert self.calls(many) < 50
+
+    def test_dead_letters_are_looked_for_only_where_they_are(self, many: World) -> None:
+        letters = DeadLetters(many.user, [many.keys])
+        [letter] = letters.of_topics(letters.topics())
+        assert letter.topic == "old"
+        assert self.calls(many) < 20
+        assert letters.purge(letter) and not letters.purge(letter)
+        assert letters.topics() == [] and many.stats().dead == 0
+
+    def test_all_are_listed_in_pages(self, many: World) -> None:
+        assert {*many.topics().names()} == {"slow", "paused", "old", *(f"topic-{n}" for n in range(self.TOPICS))}
+        assert many.client.info("commandstats")["cmdstat_sscan"]["calls"] > 1
+        assert "cmdstat_smembers" not in many.client.info("commandstats")
+
+
+class TestTopicsWithDeadLetters:
+    @pytest.fixture
+    def letters(self, world: World) -> DeadLetters:
+        world.set("mail", replace(STREAM, expire_after_sec=1))
+        for text in ("a", "b"):
+            world.send(text, due_ms=START_MS - 2_000)
+        world.claim()
+        letters = DeadLetters(world.user, [world.keys])
+        assert letters.topics() == ["mail"]
+        return letters
+
+    @pytest.mark.parametrize("verb", ["redrive", "purge"])
+    def test_who_takes_the_last_letter_takes_the_topic_out(self, world: World, letters: DeadLetters, verb: str) -> None:
+        first, last = letters.of_topic("mail")
+        for letter, topics in ((first, ["mail"]), (last, [])):
+            assert letters.redrive(letter, START_MS) if verb == "redrive" else letters.purge(letter)
+            assert letters.topics() == topics
+
+    def test_letters_that_were_removed_by_hand_are_noticed(self, world: World, letters: DeadLetters) -> None:
+        world.client.delete(world.keys.dead("mail"))
+        world.topics().trim(world.keys, "mail", STREAM, START_MS)
+        assert letters.topics() == []
+        assert world.topics().names() == []
+
+    def test_a_topic_whose_last_letter_went_can_have_others(self, world: World, letters: DeadLetters) -> None:
+        for letter in letters.of_topic("mail"):
+            letters.purge(letter)
+        world.send("c", due_ms=START_MS - 2_000)
+        world.claim()
+        assert letters.topics() == ["mail"]

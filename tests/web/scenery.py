@@ -256,4 +256,5 @@ def have_what_others_wrote(server: RealServer) -> None:
         client.zadd(KEYS.buckets(), {str(start_ms): start_ms})
         for topic in ("hostile", HOSTILE[0]):
             client.sadd(KEYS.topics(), topic)
+            client.sadd(KEYS.dead_topics(), topic)
             client.xadd(KEYS.dead(topic), {**letter, "detail": HOSTILE[1], "headers": HOSTILE[2], "died_ms": "x"})

@@ -87,6 +87,7 @@ def die(server: RealServer, api: Api, text: str, topic: str = "mail") -> str:
         }
         entry = client.xadd(key, {**fields, "group": text, "died_ms": "1700000000000", "id": "dead-1", "due_ms": "1"})
         client.sadd(KEYS.topics(), topic)
+        client.sadd(KEYS.dead_topics(), topic)
     return f"{topic}/0/{entry.decode()}"
 
 
@@ -239,6 +240,7 @@ def test_what_is_hidden_is_in_no_answer(hiding: Api, server: RealServer) -> None
             "id": "d",
         }
         name = f"mail/0/{client.xadd(KEYS.dead('mail'), fields).decode()}"
+        client.sadd(KEYS.dead_topics(), "mail")
     paths = [
         template
         for template, methods in PAGES.items()

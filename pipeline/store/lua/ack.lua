@@ -24,7 +24,7 @@ local claims, claim, attempts, places, ids, counters = KEYS[1], KEYS[2], KEYS[3]
 local lease_token, lease_until_ms = ARGV[1], tonumber(ARGV[2])
 local claimed, delivered = tonumber(ARGV[3]), tonumber(ARGV[4])
 local id_retention_ms, now_ms = tonumber(ARGV[5]), clock_ms(ARGV[6])
-local FIRST_ID, FORGET_LIMIT = 7, 1000
+local FIRST_ID = 7
 
 local held_until_ms = redis.call('ZSCORE', claims, lease_token)
 if not held_until_ms or tonumber(held_until_ms) ~= lease_until_ms or lease_until_ms <= now_ms then
@@ -45,10 +45,7 @@ if count > 0 then
     leave_places(places, ids, ARGV[at + 1], ARGV[at], text(now_ms + id_retention_ms))
   end
   if #ARGV >= FIRST_ID then
-    local forgotten = redis.call('ZRANGE', ids, '-inf', text(now_ms), 'BYSCORE', 'LIMIT', 0, FORGET_LIMIT)
-    if #forgotten > 0 then
-      redis.call('ZREM', ids, unpack(forgotten))
-    end
+    forget_over(ids, now_ms)
   end
   redis.call('HINCRBY', counters, 'delivered', count)
   redis.call('LTRIM', claim, 2 * count, -1)

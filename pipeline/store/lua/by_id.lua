@@ -46,13 +46,9 @@ local cold, cold_member = KEYS[9], ARGV[10]
 local verb, name, place, is_handle, new_due_ms = ARGV[1], ARGV[2], ARGV[3], ARGV[4] == '1', ARGV[5]
 local now_ms, in_any_case, wake_channel = clock_ms(ARGV[7]), ARGV[8] == '1', ARGV[9]
 local forget_ms = text(now_ms + tonumber(ARGV[6]))
-local FORGET_LIMIT = 1000
 
 local function remember_cancelled()
-  local forgotten = redis.call('ZRANGE', cancelled, '-inf', text(now_ms), 'BYSCORE', 'LIMIT', 0, FORGET_LIMIT)
-  if #forgotten > 0 then
-    redis.call('ZREM', cancelled, unpack(forgotten))
-  end
+  forget_over(cancelled, now_ms)
   redis.call('ZADD', cancelled, 'GT', forget_ms, name)
 end
 

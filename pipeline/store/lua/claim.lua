@@ -26,7 +26,8 @@
 -- KEYS[11] topics   SET     topics that have a stream, dead letters or held messages
 -- KEYS[12] topic_settings  HASH  topic, or * for all topics -> settings as a JSON object
 -- KEYS[13] held_topics     ZSET  topic -> epoch ms at which the next message that is held of it may go, of topics that are not paused
--- KEYS[14..] target         STREAM or ZSET
+-- KEYS[14] dead_topics     SET     topics that have dead letters
+-- KEYS[15..] target         STREAM or ZSET
 -- ARGV[1] bucket_start_ms  int     of KEYS[2]
 -- ARGV[2] lease_token      string
 -- ARGV[3] claim_limit      int     messages, at most
@@ -49,13 +50,12 @@
 -- include common
 local buckets, bucket, claims, claim, attempts, pauses = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
 local places, ids, counters, rate_limits, topics, topic_settings = KEYS[7], KEYS[8], KEYS[9], KEYS[10], KEYS[11], KEYS[12]
-local held_topics, bucket_start_ms, lease_token = KEYS[13], ARGV[1], ARGV[2]
+local held_topics, dead_topics, bucket_start_ms, lease_token = KEYS[13], KEYS[14], ARGV[1], ARGV[2]
 local claim_limit, claim_bytes_max, lease_ms = tonumber(ARGV[3]), tonumber(ARGV[4]), tonumber(ARGV[5])
 local id_retention_ms, now_ms, shards, look_ahead = tonumber(ARGV[6]), clock_ms(ARGV[7]), tonumber(ARGV[8]), ARGV[9] == '1'
-local FIRST_TARGET = 14
+local FIRST_TARGET = 15
 local PAGE = 100 -- messages a step, so that claim_bytes_max is passed by one page at most
 local REPAIRS_MAX = 100 -- entries of the index a call
-local FORGET_LIMIT = 1000
 
 local function due_text(score)
   -- The usual score stands as it is: writing each of 500 anew took a quarter of the script's time.
@@ -266,6 +266,7 @@ end
 redis.call('LLEN', claim)
 if #plan > 0 then
   redis.call('SCARD', topics)
+  redis.call('SCARD', dead_topics)
   redis.call('ZCARD', ids)
 end
 
@@ -300,10 +301,7 @@ end
 close_empty_bucket()
 end_turns()
 if has_ids then
-  local forgotten = redis.call('ZRANGE', ids, '-inf', text(now_ms), 'BYSCORE', 'LIMIT', 0, FORGET_LIMIT)
-  if #forgotten > 0 then
-    redis.call('ZREM', ids, unpack(forgotten))
-  end
+  forget_over(ids, now_ms)
 end
 for name, number in pairs({delivered = delivered, dead = dead}) do
   if number > 0 then

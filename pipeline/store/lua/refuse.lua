@@ -7,6 +7,7 @@
 -- KEYS[3] dead      STREAM  of the message's topic
 -- KEYS[4] topics    SET     topics that have a stream, dead letters or held messages
 -- KEYS[5] counters  HASH
+-- KEYS[6] dead_topics  SET  topics that have dead letters
 -- ARGV[1] token   string  of the lease
 -- ARGV[2] id      string  of the entry
 -- ARGV[3] topic   string
@@ -17,7 +18,7 @@
 --
 -- include common
 -- include member
-local outbox, forwarder, dead, topics, counters = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
+local outbox, forwarder, dead, topics, counters, dead_topics = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
 local token, id, topic, reason, detail, now_ms = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5], text(clock_ms(ARGV[6]))
 
 if redis.call('GET', forwarder) ~= token then
@@ -31,6 +32,7 @@ end
 -- A key that holds something else ends the script here, before it has done anything that another try would do again.
 redis.call('XLEN', dead)
 redis.call('SCARD', topics)
+redis.call('SCARD', dead_topics)
 redis.call('HLEN', counters)
 local fields = entry[2]
 if #fields == 2 and string.find(fields[1], '^%-?%d+$') then -- a message as it was scheduled
@@ -46,6 +48,7 @@ for _, value in ipairs({'reason', reason, 'detail', detail, 'group', '', 'died_m
 end
 redis.call('XADD', dead, '*', unpack(fields))
 redis.call('SADD', topics, topic)
+redis.call('SADD', dead_topics, topic)
 redis.call('HINCRBY', counters, 'dead', 1)
 redis.call('XDEL', outbox, id)
 return 'OK'

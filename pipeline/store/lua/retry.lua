@@ -11,6 +11,7 @@
 -- KEYS[6] buckets   ZSET    bucket_start_ms of every bucket that is not empty
 -- KEYS[7] bucket    ZSET    member -> due_ms; of the next attempt
 -- KEYS[8] dead      STREAM  of the topic
+-- KEYS[9] dead_topics  SET  topics that have dead letters
 -- ARGV[1] group            string
 -- ARGV[2] consumer         string
 -- ARGV[3] id               string  of the entry
@@ -23,7 +24,7 @@
 -- ARGV[10..] field, value, … of the dead letter
 -- Returns OK, or LOST: it is not the consumer's (any more), and nothing was done
 local stream, active, groups, counters = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
-local topics, buckets, bucket, dead = KEYS[5], KEYS[6], KEYS[7], KEYS[8]
+local topics, buckets, bucket, dead, dead_topics = KEYS[5], KEYS[6], KEYS[7], KEYS[8], KEYS[9]
 local group, consumer, id, delivery_count = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4])
 local topic, due_ms, bucket_start_ms, member, wake_channel = ARGV[5], ARGV[6], ARGV[7], ARGV[8], ARGV[9]
 local FIRST_FIELD = 10
@@ -44,6 +45,7 @@ if member ~= '' then
 else
   redis.call('XADD', dead, '*', unpack(ARGV, FIRST_FIELD))
   redis.call('SADD', topics, topic)
+  redis.call('SADD', dead_topics, topic)
   redis.call('HINCRBY', counters, 'dead', 1)
 end
 redis.call('XACK', stream, group, id)

@@ -44,6 +44,7 @@ local function move(step)
     end
     if step.kind == 'dead' then
       dead = dead + 1
+      redis.call('SADD', dead_topics, step.name)
     else
       delivered = delivered + 1
       local topic, group, arrival = body.topic, body.group or '', string.sub(step.member, 1, ARRIVAL_LENGTH)

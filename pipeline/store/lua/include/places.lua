@@ -4,6 +4,14 @@ local function is_remembered(set, id, now_ms)
   return forget_ms and tonumber(forget_ms) > now_ms
 end
 
+-- Forget names whose time is over, some at a time.
+local function forget_over(names, now_ms)
+  local over = redis.call('ZRANGE', names, '-inf', text(now_ms), 'BYSCORE', 'LIMIT', 0, 1000)
+  if #over > 0 then
+    redis.call('ZREM', names, unpack(over))
+  end
+end
+
 -- Where the message of an idempotency key is while it is scheduled or in flight: its message id and its score in the bucket; "r", if it
 -- is a replacement; and, if it is held, ":" and the topic. That it is known afterwards is what `ids` says.
 -- A transaction writes the first two by a plain command (store/resp.py).
