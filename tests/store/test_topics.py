@@ -735,10 +735,12 @@ class TestRetention:
         GroupStore(world.client, [world.keys], "mail", "billing", "c").register("0-0", ordered=True)
         self.trim(world)
         assert world.client.hgetall(world.keys.groups("mail")) == {b"billing": b"ordered"}
+        world.client.set(world.keys.active("mail", "billing"), "c", px=60_000)
         world.client.xgroup_destroy(world.keys.stream("mail"), "billing")
         self.trim(world)
         assert world.topics().names() == []
         assert not world.client.exists(world.keys.groups("mail"))
+        assert not world.client.exists(world.keys.retry("mail", "billing"), world.keys.active("mail", "billing"))
 
     def test_a_topic_of_which_nothing_is_left_is_forgotten(self, world: World) -> None:
         world.set("*", replace(STREAM, max_rate=1_000, retain_sec=1))

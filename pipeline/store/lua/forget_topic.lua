@@ -1,6 +1,7 @@
 #!lua flags=allow-oom
 -- Forget a topic of which nothing is left: no entry or group of its stream, no dead letter, no held message. With topics that users
--- name, what is kept of each would grow without bound. A group that XGROUP DESTROY took away has left its field in groups.
+-- name, what is kept of each would grow without bound. A group that XGROUP DESTROY took away has left its field in groups, the stream of
+-- its retries, and who is active: these keys are built here, of the same shard.
 --
 -- KEYS[1] topics       SET     topics that have a stream, dead letters or held messages
 -- KEYS[2] stream       STREAM
@@ -17,6 +18,7 @@
 -- include dead
 local topics, stream, dead, held, rate_limits, groups = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
 local dead_topics, topic, now_ms = KEYS[7], ARGV[1], clock_ms(ARGV[2])
+local shard = string.sub(topics, 1, -#'topics' - 1) -- what all keys of the shard begin with
 local FULL_MS = 1000 -- after so long a token bucket of which nothing was taken is as if it were new
 
 local go_ms = redis.call('HGET', rate_limits, topic)
@@ -28,6 +30,10 @@ local has_groups = redis.call('EXISTS', stream) == 1 and #redis.call('XINFO', 'G
 local is_empty = redis.call('XLEN', stream) == 0 and redis.call('XLEN', dead) == 0 and redis.call('EXISTS', held) == 0
 if has_groups or not is_empty then
   return 0
+end
+for _, group in ipairs(redis.call('HKEYS', groups)) do
+  local name = topic .. ':' .. group
+  redis.call('UNLINK', shard .. 'retry:' .. name, shard .. 'active:' .. name)
 end
 redis.call('UNLINK', stream, dead, groups)
 redis.call('SREM', topics, topic)
