@@ -231,7 +231,8 @@ class Duetime(Consuming):
     ) -> Iterator[ScheduledMessage]:
         """Walk the scheduled messages in order of due time, from ``after`` on and before ``before``, those of a topic or all.
 
-        What is added or delivered meanwhile may be there or not. A call that gets no answer raises ``StoreUnavailable``.
+        What is held, as its topic is paused or has used up its rate limit, is not among them: ``get`` finds it. What is added or
+        delivered meanwhile may be there or not. A call that gets no answer raises ``StoreUnavailable``.
         """
         from_ms = 0 if after is None else due_ms_of(after)
         until_ms = DUE_MS_MAX if before is None else due_ms_of(before)

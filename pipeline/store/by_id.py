@@ -1,45 +1,28 @@
 """Messages by their ids: get, cancel, reschedule or replace what waits, by its idempotency key or by its handle.
 
 A message without an idempotency key has a handle, which says where it is scheduled: it costs no memory, and leads to the message
-as long as nothing has moved it.
+as long as it waits at that time, also while it is held.
 """
 
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
 from typing import Any, Final
 
-from pipeline.core.buckets import bucket_start_ms
-from pipeline.core.cold import HOUR_MS, read_cold_place
-from pipeline.core.errors import ColdUnavailable, VersionDiffers
+from pipeline.core.cold import read_cold_place
+from pipeline.core.errors import ColdUnavailable
 from pipeline.core.ids import MESSAGE_ID_LENGTH
 from pipeline.core.messages import Cancellation, Change, Message
 from pipeline.store.base import Changed, Found, State
+from pipeline.store.call_by_id import CallById, read_reply, script_call, version_differs
 from pipeline.store.changes import CHANGES_MAX, outcome_of, pages_of, rank
 from pipeline.store.cold import ColdMember, ColdReader, read_no_cold
 from pipeline.store.connection import translated_errors
 from pipeline.store.keys import Keys
-from pipeline.store.places import bucket_or_held, place_of_handle, shard_of_name, version, version_of
-from pipeline.store.scripts import Call, Scripts, run_script, run_scripts
+from pipeline.store.places import place_of_handle, shard_of_name, version, version_of
+from pipeline.store.scripts import Scripts, run_script, run_scripts
 
 _AFTER: Final = {"get": None, "cancel": State.CANCELLED, "reschedule": State.SCHEDULED}
 MOVES_MAX = 10  # places that a message can be followed to within one call; each move of it takes seconds
-
-
-@dataclass(frozen=True, slots=True)
-class _Call:
-    """A call of a script for one message. ``arguments`` come from the place where it is, which may change between two tries.
-
-    ``due_ms`` is that of the bucket into which the message goes, None if it goes nowhere; ``after`` the state of the message then,
-    None if its place tells it. ``accepts`` says of each place whether the message may be there; None means anywhere.
-    """
-
-    script: str
-    name: str
-    due_ms: int | None
-    arguments: Callable[[bytes], list[Any]]
-    after: State | None = None
-    accepts: Callable[[bytes], bool] | None = None
 
 
 class MessagesById:
@@ -174,13 +157,13 @@ class MessagesById:
         due_ms: int | None = None,
         in_any_case: bool = False,
         if_versions: Collection[str] = (),
-    ) -> _Call:
+    ) -> CallById:
         is_handle, now_ms = int(bool(place_of_handle(name))), self._now()
         there, retention_ms = "" if due_ms is None else due_ms, self._id_retention_ms
         # An earlier try, whose reply was lost, may have moved it. Where nothing waits, the script says why.
         moved = {version(each[:MESSAGE_ID_LENGTH], due_ms) for each in if_versions} if due_ms is not None else ()
         accepted = {*if_versions, *moved}
-        return _Call(
+        return CallById(
             "by_id",
             name,
             due_ms,
@@ -189,7 +172,7 @@ class MessagesById:
             (lambda place: not place or "*" in accepted or version_of(place) in accepted) if if_versions else None,
         )
 
-    def _replace(self, message: Message, lifts_cancellation: bool, if_versions: Collection[str] = ()) -> _Call:
+    def _replace(self, message: Message, lifts_cancellation: bool, if_versions: Collection[str] = ()) -> CallById:
         if message.id in ("", message.message_id):
             raise ValueError("A replacement takes an idempotency key.")
         member, now_ms = message.to_member(), self._now()
@@ -198,7 +181,7 @@ class MessagesById:
             is_own = place.startswith(message.message_id.encode())  # of an earlier try, whose reply was lost
             return bool(place) and (is_own or "*" in if_versions or version_of(place) in if_versions)
 
-        return _Call(
+        return CallById(
             "replace",
             message.id,
             message.due_ms,
@@ -209,7 +192,7 @@ class MessagesById:
     def _now(self) -> int | str:
         return self._now_ms() if self._now_ms else ""
 
-    def _follow(self, call: _Call) -> Found:
+    def _follow(self, call: CallById) -> Found:
         """Call a script where the message is."""
         shard = shard_of_name(call.name, len(self._shards))
         place = place_of_handle(call.name)
@@ -225,23 +208,28 @@ class MessagesById:
                 break
         return found
 
-    def _follow_in(self, keys: Keys, call: _Call, place: bytes) -> Found:
+    def _follow_in(self, keys: Keys, call: CallById, place: bytes) -> Found:
         for _ in range(MOVES_MAX):
-            if call.accepts and not call.accepts(place):
-                raise VersionDiffers(f"The message {call.name} is another version than expected: look at it again.")
+            is_refused = call.accepts is not None and not call.accepts(place)
+            if is_refused and not place_of_handle(call.name):
+                raise version_differs(call)
             cold = self._find_cold(keys, call, place)
             member = cold.member if cold else b""
-            reply = run_script(self._client, self._scripts, *_script_call(keys, call, place, member))
+            # A handle does not tell whether its message is held, which is another version: look before it is refused.
+            asked = self._by_id("get", call.name) if is_refused else call
+            reply = run_script(self._client, self._scripts, *script_call(keys, asked, place, member))
+            if is_refused and reply[0] == b"OK":
+                raise version_differs(call)
             if reply[0] == b"COLD" and not cold:
                 raise ColdUnavailable(
                     f"The message {call.name} waits in a cold file that can't be read: see to cold.folder."
                 )
             if reply[0] != b"MOVED":
-                return _read_reply(call, reply, place, cold)
+                return read_reply(call, reply, place, cold)
             place = reply[1]
         return Found(State.IN_FLIGHT)
 
-    def _find_cold(self, keys: Keys, call: _Call, place: bytes) -> ColdMember | None:
+    def _find_cold(self, keys: Keys, call: CallById, place: bytes) -> ColdMember | None:
         """Look for the message of a place in the cold files, if it is one of these and the message is wanted.
 
         Where it leads is decided by the script, later: the message may be on its way into Redis.
@@ -256,7 +244,7 @@ class MessagesById:
                 return None
             raise
 
-    def _follow_all(self, calls: Sequence[_Call]) -> list[Found]:
+    def _follow_all(self, calls: Sequence[CallById]) -> list[Found]:
         """Call a script for each of some messages, all in one round trip; what has moved meanwhile is asked for again."""
         shards = [self._shards[shard_of_name(call.name, len(self._shards))] for call in calls]
         places = {index: place for index, call in enumerate(calls) if (place := place_of_handle(call.name))}
@@ -268,43 +256,15 @@ class MessagesById:
             places |= {index: place or b"" for index, place in zip(keyed, pipeline.execute(), strict=True)}
         found: dict[int, Found] = {}
         for _ in range(MOVES_MAX):
-            asked = {i: _script_call(shards[i], calls[i], places[i]) for i in range(len(calls)) if i not in found}
+            asked = {i: script_call(shards[i], calls[i], places[i]) for i in range(len(calls)) if i not in found}
             for index, reply in zip(asked, run_scripts(self._client, self._scripts, [*asked.values()]), strict=True):
                 if reply[0] == b"MOVED":
                     places[index] = reply[1]
                 elif reply[0] == b"COLD":
                     found[index] = self._follow(calls[index])
                 else:
-                    found[index] = _read_reply(calls[index], reply, places[index])
+                    found[index] = read_reply(calls[index], reply, places[index])
         for index in {*range(len(calls))} - {*keyed} if len(self._shards) > 1 else ():
             if found[index].state is State.UNKNOWN:  # a handle's message may be in another shard
                 found[index] = self._follow(calls[index])
         return [found.get(index, Found(State.IN_FLIGHT)) for index in range(len(calls))]
-
-
-def _script_call(keys: Keys, call: _Call, place: bytes, cold_member: bytes = b"") -> Call:
-    more = [cold_member] if call.script == "by_id" else []
-    here = bucket_or_held(keys, place)
-    there = here if call.due_ms is None else keys.bucket(bucket_start_ms(call.due_ms))
-    names = [keys.places(), keys.ids(), keys.cancelled(), keys.buckets(), here, there, keys.attempts(), keys.counters()]
-    return call.script, [*names, keys.cold()], [*call.arguments(place), keys.wake(), *more]
-
-
-def _read_reply(call: _Call, reply: Sequence[bytes], place: bytes, cold: ColdMember | None = None) -> Found:
-    """Say what a script answered about the message of a place."""
-    status, member, score = reply[0], reply[1], reply[2]
-    if not member and status in (b"OK", b"COLD") and (where := read_cold_place(place)):
-        if cold:
-            message = Message.read_member(cold.member, cold.due_ms)
-        else:  # cancelled without a look into its file
-            message = Message(where[1] * HOUR_MS, "", id=call.name, message_id=where[0])
-        is_cold = status == b"COLD"
-        return Found(State.SCHEDULED if is_cold else State.CANCELLED, message, version_of(place) if is_cold else "")
-    if status not in (b"OK", b"STORED"):
-        return Found(State(status.decode().lower()))
-    is_held = b":" in place and member.startswith(place[:MESSAGE_ID_LENGTH])
-    state = call.after or (State.HELD if is_held else State.SCHEDULED)
-    score_ms = int(float(score))
-    message = Message.read_member(member, score_ms)
-    named = "" if state is State.CANCELLED else version(message.message_id, score_ms, state is State.HELD)
-    return Found(state, message, named, status == b"STORED")

@@ -519,6 +519,9 @@ PLANTED_IN_STREAMS = [
         "what is held goes with the first of it", "claim", "if not step or step.kind == 'held' then", "if not step then"
     ),
     Planted("what was held stays", "claim", "redis.call('ZREM', turn.key, step.member)", ""),
+    Planted(
+        "a handle does not lead to what is held", "by_id", "is_handle and not member and place_elsewhere()", "false"
+    ),
     Planted("what is held is not indexed", "claim", "redis.call('ZADD', held_topics,", "tostring(held_topics,"),
     Planted(
         "what a clock that was set back made early is delivered",

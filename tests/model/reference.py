@@ -303,7 +303,9 @@ class ReferenceServer:
         cold_member: bytes,
     ) -> list[Any]:
         now_ms = self._now(now)
-        place = _handle_place(name) if is_handle else self.places.get(name)
+        place = self._place_of_handle(name) if is_handle else self.places.get(name)
+        if is_handle and str(place).encode() != place_text:
+            return [b"MOVED", str(place).encode(), b""]
         if place is not None:
             assert str(place).encode() == place_text, "nothing moves between the two looks of a reference"
         found = self._find(place) if place else None
@@ -327,6 +329,14 @@ class ReferenceServer:
         if not is_handle:
             self.places[name] = Place(place.message_id, due_ms, is_replacement=place.is_replacement)
         return [b"OK", stored, str(due_ms).encode()]
+
+    def _place_of_handle(self, handle: str) -> Place:
+        _, message_id, score = handle.split("~")
+        topics = [topic for topic, rows in self.topics.held.items() for each in rows if _message_id(each) == message_id]
+        for topic in ("", *topics):
+            if self._find(place := Place(message_id, int(score), topic)):
+                return place
+        return Place(message_id, int(score))
 
     def _replace(
         self, name: str, place_text: bytes, stored: bytes, due_ms: int, lifts: int, now: int | str, channel: str
@@ -444,11 +454,6 @@ def as_if_new(stored: bytes) -> bytes:
 def _has_key(stored: bytes) -> bool:
     message = Message.from_member(stored, 0)
     return message.id != message.message_id
-
-
-def _handle_place(handle: str) -> Place:
-    _, message_id, score = handle.split("~")
-    return Place(message_id, int(score))
 
 
 def _message_id(stored: bytes) -> str:

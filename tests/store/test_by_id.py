@@ -13,7 +13,9 @@ from pipeline.core.messages import Message
 from pipeline.store import by_id
 from pipeline.store.base import Found, Scheduled, State
 from pipeline.store.by_id import MessagesById
+from pipeline.store.keys import Keys
 from pipeline.store.places import handle_of
+from pipeline.store.scripts import run_script
 from pipeline.store.stats import read_stats
 from pipeline.store.topics import Topics
 from tests.store.builders import keyed, set_topic, transaction
@@ -310,6 +312,89 @@ class TestTopics:
         assert messages(due).cancel(KEY) == Found(State.DELIVERED)
         assert due.client.xlen(due.keys.stream("mail")) == 3
         assert due.client.hlen(due.keys.places()) == 0
+
+
+HANDLE = f"~{'P' * 14}00000003~{DUE_MS}"
+HELD_VERSION = f"{'P' * 14}00000003-{DUE_MS}-held"
+
+
+@pytest.mark.parametrize("why", ["pause", "rate"])
+class TestHandlesOfWhatIsHeld:
+    @pytest.fixture
+    def held(self, scheduled: Bench, why: str) -> Bench:
+        """The message of HANDLE is held of one topic among others."""
+        Topics(scheduled.user, [scheduled.keys], scheduled.scripts).pause("another", START_MS)
+        if why == "pause":
+            Topics(scheduled.user, [scheduled.keys], scheduled.scripts).pause("mail", START_MS)
+        settings = TopicSettings(sink="screen", max_rate=0 if why == "pause" else 1)
+        set_topic(scheduled.client, scheduled.keys, "mail", settings)
+        scheduled.now_ms = DUE_MS
+        for number in range(5):
+            scheduled.store().claim(f"hold:{number}")
+        assert scheduled.client.zscore(scheduled.keys.held("mail"), stored(3, "")) == DUE_MS
+        return scheduled
+
+    def test_they_are_found_as_by_an_id(self, held: Bench) -> None:
+        found = messages(held).get(HANDLE)
+        assert (found.state, found.version) == (State.HELD, HELD_VERSION)
+        assert found.message and (found.message.body, handle_of(found.message)) == ("message 3", HANDLE)
+        assert messages(held).get_many([HANDLE, KEY, HANDLE]) == [found, messages(held).get(KEY), found]
+
+    def test_they_are_cancelled(self, held: Bench) -> None:
+        cancelled = messages(held).cancel(HANDLE)
+        assert cancelled.state is State.CANCELLED and cancelled.message and cancelled.message.body == "message 3"
+        assert held.client.zscore(held.keys.held("mail"), stored(3, "")) is None
+        assert messages(held).cancel(HANDLE) == Found(State.CANCELLED)
+
+    def test_they_are_rescheduled(self, held: Bench) -> None:
+        moved = messages(held).reschedule(HANDLE, DUE_MS + 60_000)
+        assert moved.state is State.SCHEDULED and moved.message
+        assert messages(held).get(HANDLE).state is State.UNKNOWN
+        assert messages(held).get(handle_of(moved.message)) == moved
+        assert held.client.zscore(held.keys.held("mail"), stored(3, "")) is None
+
+    def test_their_version_is_another_one_while_they_are_held(self, held: Bench) -> None:
+        for change in (messages(held).cancel, partial(messages(held).reschedule, due_ms=DUE_MS + 5)):
+            with pytest.raises(VersionDiffers):
+                change(HANDLE, if_versions={HELD_VERSION.removesuffix("-held")})
+        assert messages(held).get(HANDLE).state is State.HELD
+        assert messages(held).cancel(HANDLE, if_versions={HELD_VERSION}).message
+
+    def test_they_lead_to_nothing_that_has_an_id(self, held: Bench) -> None:
+        for name in (f"~{'P' * 14}00000002~{DUE_MS}", f"~{'P' * 14}00000003~{DUE_MS + 1}"):
+            assert messages(held).cancel(name) == Found(State.UNKNOWN)
+        assert messages(held).get(KEY).state is State.HELD
+
+    def test_they_are_found_in_the_shard_that_their_token_does_not_lead_to(self, held: Bench) -> None:
+        shards = [Keys(held.keys.namespace, number) for number in range(3)]
+        for order in ([held.keys, *shards[1:]], [shards[1], held.keys, shards[2]], [*shards[1:], held.keys]):
+            by_id = MessagesById(held.user, order, RETENTION_MS, held.scripts, lambda: held.now_ms)
+            assert by_id.get(HANDLE).state is by_id.get_many([HANDLE])[0].state is State.HELD
+            with pytest.raises(VersionDiffers):
+                by_id.reschedule(HANDLE, DUE_MS + 1, if_versions={"another"})
+            with pytest.raises(VersionDiffers):
+                by_id.reschedule(HANDLE, DUE_MS + 1, if_versions={HELD_VERSION.removesuffix("-held")})
+        assert by_id.cancel(HANDLE, if_versions={HELD_VERSION}).message
+
+    def test_one_that_is_given_back_meanwhile_is_followed(self, held: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+        replies = []
+
+        def give_back_after_the_first_call(*arguments: Any) -> Any:
+            replies.append(run_script(*arguments))
+            if len(replies) == 1:
+                Topics(held.user, [held.keys], held.scripts).resume("mail")
+                claims = []
+                for number in range(5):
+                    held.now_ms += 2_000
+                    claims.append(held.store().claim(f"again:{number}").claim)
+                [claim] = [each for each in claims if each and stored(3, "") in [m.member for m in each.messages]]
+                held.store().release(claim, 0)
+            return replies[-1]
+
+        monkeypatch.setattr(by_id, "run_script", give_back_after_the_first_call)
+        found = messages(held).get(HANDLE)
+        assert [reply[0] for reply in replies] == [b"MOVED", b"MOVED", b"OK"]
+        assert found.state is State.SCHEDULED and found.message
 
 
 def test_each_of_many_at_one_millisecond_is_found(bench: Bench) -> None:

@@ -3,7 +3,7 @@
 --
 -- A script may touch only keys that it is given, so the caller says where it takes the message to be: what `places` says of an
 -- idempotency key, or what the handle of a message without one says by itself. If it is elsewhere by now, nothing is done and the
--- reply says where.
+-- reply says where. Of a handle this is found out here, by keys that are built of the same shard: it may be held of any topic.
 --
 -- KEYS[1] places      HASH    idempotency key -> place, see include/places.lua
 -- KEYS[2] ids        ZSET    idempotency key -> epoch ms at which it is forgotten
@@ -14,10 +14,12 @@
 -- KEYS[7] attempts   HASH    message_id -> claims that ended without acknowledgement
 -- KEYS[8] counters   HASH
 -- KEYS[9] cold       HASH    hour since the epoch -> how many messages that are due in it wait in cold files
+-- KEYS[10] held_topics ZSET  topic -> epoch ms at which the next message that is held of it may go, of topics that are not paused
+-- KEYS[11] pauses    HASH    topic -> epoch ms since when it is paused
 -- ARGV[1] verb              get, cancel or reschedule
 -- ARGV[2] name              string  the idempotency key, or the handle
 -- ARGV[3] place             string  "" if `places` had none
--- ARGV[4] is_handle         int     1: the place is what the handle says, and `places` has nothing of it
+-- ARGV[4] is_handle         int     1: the place is what the handle says, or an answer has said; `places` has nothing of it
 -- ARGV[5] due_ms            int     to reschedule, else ""
 -- ARGV[6] id_retention_ms   int     how long it is known that a message was cancelled
 -- ARGV[7] now_ms            int     "" means the server's clock; tests pass their own
@@ -42,10 +44,12 @@
 -- include waiting
 local places, ids, cancelled, buckets = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local set, new_bucket, attempts, counters = KEYS[5], KEYS[6], KEYS[7], KEYS[8]
-local cold, cold_member = KEYS[9], ARGV[10]
+local cold, cold_member, held_topics, pauses = KEYS[9], ARGV[10], KEYS[10], KEYS[11]
 local verb, name, place, is_handle, new_due_ms = ARGV[1], ARGV[2], ARGV[3], ARGV[4] == '1', ARGV[5]
 local now_ms, in_any_case, wake_channel = clock_ms(ARGV[7]), ARGV[8] == '1', ARGV[9]
 local forget_ms = text(now_ms + tonumber(ARGV[6]))
+local shard = string.sub(buckets, 1, -#'buckets' - 1) -- what all keys of the shard begin with
+local TOPICS_MAX = 100 -- of which something may be held, and as many that are paused: the server answers nobody else meanwhile
 
 local function remember_cancelled()
   forget_over(cancelled, now_ms)
@@ -94,6 +98,25 @@ if cold_hour then
 end
 local message_id, score, held_topic = read_place(place)
 local member = find(set, message_id, score)
+
+-- Return the place of a message without an idempotency key that is not where it was taken to be; nil if it is nowhere.
+local function place_elsewhere()
+  if held_topic ~= '' and find(shard .. 'bucket:' .. bucket_start(tonumber(score)), message_id, score) then
+    return message_id .. score
+  end
+  for _, topics in ipairs({redis.call('ZRANGE', held_topics, 0, TOPICS_MAX - 1), redis.call('HKEYS', pauses)}) do
+    for index = 1, math.min(#topics, TOPICS_MAX) do
+      if find(shard .. 'held:' .. topics[index], message_id, score) then
+        return place_of(message_id, score, topics[index])
+      end
+    end
+  end
+end
+
+local elsewhere = is_handle and not member and place_elsewhere()
+if elsewhere then
+  return {'MOVED', elsewhere, ''}
+end
 local body = member and string.sub(member, FORM_AT, FORM_AT) ~= 'm' and read_member(member)
 local key = body and body.id ~= message_id and body.id or nil
 if not member or (is_handle and key) then -- a handle leads only to what has no idempotency key: places would not know
