@@ -23,7 +23,9 @@ class OneMaster:
         class High(self.connection_pool.connection_class):  # type: ignore[misc]
             def _connect(self) -> socket.socket:
                 with super()._connect() as low:
-                    return socket.socket(fileno=fcntl.fcntl(low.fileno(), fcntl.F_DUPFD_CLOEXEC, BEYOND_SELECT))
+                    high = socket.socket(fileno=fcntl.fcntl(low.fileno(), fcntl.F_DUPFD_CLOEXEC, BEYOND_SELECT))
+                    high.settimeout(low.gettimeout())  # else it does not wait, as the one that it was made of
+                    return high
 
         self.connection_pool.connection_class = High
 
