@@ -8,10 +8,13 @@ from io import BytesIO
 from typing import Any
 
 from pipeline.core.messages import Message
-from pipeline.store.scripts import NAMES, read_script
+from pipeline.store.scripts import read_script
 from tests.chaos.proxy import Call, Exchange, Matches
 
-SCRIPTS = {hashlib.sha1(read_script(name).encode(), usedforsecurity=False).hexdigest().encode(): name for name in NAMES}
+OF_CLAIMS = ("claim", "ack", "release")
+SCRIPTS = {
+    hashlib.sha1(read_script(name).encode(), usedforsecurity=False).hexdigest().encode(): name for name in OF_CLAIMS
+}
 
 
 @dataclass(frozen=True)
@@ -72,7 +75,7 @@ class Log:
 
 
 def request_of(call: Call) -> Request | None:
-    """Read a call, None if it does not run a script of the drain loop."""
+    """Read a call, None if it does not run a script for a claim."""
     words = call[0]
     script = SCRIPTS.get(words[1]) if len(call) == 1 and words[0] == b"EVALSHA" else None
     if script is None:

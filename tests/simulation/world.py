@@ -156,7 +156,7 @@ class World:
             done = tuple(plain(m) for m, _ in rows[: reply[1]])
             self.note(process.name, *(("acknowledged", token, done) if reply[0] == b"OK" else ("late_acks", token)))
         elif name == "release" and reply[0] == b"OK":
-            self.note(process.name, "gave back" if rest[1] != "" else "reclaimed", token, reply[1])
+            self.note(process.name, "gave back" if rest[0] != "" else "reclaimed", token, reply[1])
         self._check_balance()
         return reply
 
