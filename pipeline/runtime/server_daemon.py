@@ -63,15 +63,22 @@ def _run_server(command: list[str], path: Path, server_fd: int, users_fd: int) -
         while server.poll() is None:
             if try_lock(users_fd, fcntl.LOCK_EX):
                 return _stop(server)
-            served = served or serves(path)
+            if not served and serves(path):
+                served = True
+                _say("The server answers.")
             time.sleep(POLL_S)
         # One that was killed says nothing about whether it can serve.
         if not served and server.returncode != -signal.SIGKILL:
             return 1
-        with contextlib.suppress(OSError):  # a full disk is no reason to end
-            print(f"The server ended by itself ({_describe(server.returncode)}): starting it again.", flush=True)
+        _say(f"The server ended by itself ({_describe(server.returncode)}): starting it again.")
         if wait_until(lambda: try_lock(users_fd, fcntl.LOCK_EX), RESTART_S):
             return 0
+
+
+def _say(line: str) -> None:
+    """Write a line to the log; that its disk is full is no reason to end."""
+    with contextlib.suppress(OSError):
+        print(line, flush=True)
 
 
 def _stop(server: subprocess.Popen[bytes]) -> int:

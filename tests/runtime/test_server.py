@@ -20,7 +20,6 @@ from pipeline.runtime.server import PrivateServer, call_server, private_server
 Wait = Callable[..., None]
 Processes = Callable[[str], list]
 User = Callable[..., subprocess.Popen[bytes]]
-SEEN_SEC = 1.0  # in which the daemon sees that its server has answered: one that never did is not started again
 
 # A user: says the URL, then leaves when its stdin ends.
 USER = """
@@ -200,6 +199,11 @@ def is_user(pid: int) -> bool:
         return False
 
 
+def wait_until_seen(directory: Path, wait_for: Wait) -> None:
+    """Return when the daemon has seen that its server has answered: one that never did is not started again."""
+    wait_for(lambda: "The server answers." in (directory / "server.log").read_text(), "the daemon has seen an answer")
+
+
 def test_a_daemon_whose_server_cannot_be_started_again_tries_until_the_last_user_leaves(
     start_user: User, url: str, wait_for: Wait, processes: Processes
 ) -> None:
@@ -208,7 +212,7 @@ def test_a_daemon_whose_server_cannot_be_started_again_tries_until_the_last_user
     manifest = directory / "appendonlydir" / "appendonly.aof.manifest"
     good = manifest.read_bytes()
     manifest.write_text("nonsense\n")
-    threading.Event().wait(SEEN_SEC)
+    wait_until_seen(directory, wait_for)
     processes("valkey-server unixsocket")[0].kill()
     wait_for(lambda: (directory / "server.log").read_text().count("starting it again") >= 3, "it is tried repeatedly")
     arriving = start_user("second", wait=False)
@@ -228,7 +232,7 @@ def test_the_last_user_can_leave_while_its_server_cannot_be_started_again(
     user = start_user("first")
     directory = get_socket(url).parent
     (directory / "appendonlydir" / "appendonly.aof.manifest").write_text("nonsense\n")
-    threading.Event().wait(SEEN_SEC)
+    wait_until_seen(directory, wait_for)
     processes("valkey-server unixsocket")[0].kill()
     wait_for(lambda: (directory / "server.log").read_text().count("starting it again") >= 3, "it is tried repeatedly")
     user.stdin.close()
