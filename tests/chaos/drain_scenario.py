@@ -13,7 +13,7 @@ from pipeline.config import RedisSettings
 from pipeline.core.clock import SystemClock
 from pipeline.store.base import Transaction
 from pipeline.store.connection import connect
-from pipeline.store.keys import keys_of
+from pipeline.store.keys import Keys, keys_of
 from pipeline.store.retry import retry_until_available
 from pipeline.store.shards import open_shards
 from tests.chaos.drain_history import KILLED, SERVER_KILLED, STOPPED, History, Interruption, LoopExit, Shown, check
@@ -23,6 +23,7 @@ from tests.chaos.drain_mail import DUES_MS, make_mail
 from tests.chaos.proxy import WAIT_SEC, Cut, Exchange, Fault, Proxy, Trap, before
 from tests.e2e.commands import Checkout
 from tests.servers import RealServer
+from tests.waiting import wait_until
 
 # What a namespace without messages may have.
 KEPT = ("meta", "topic_settings", "counters", "ids", "marker:", "markers:", "drain:", "drains")
@@ -30,6 +31,7 @@ CLAIM_LIMIT = 40
 MESSAGES = 4 * CLAIM_LIMIT
 LARGE = "x" * 8_000  # with it a claim is larger than what a pipe and its reader take
 FIRST_LINES = 7
+HELD_SEC = 10 * WAIT_SEC  # a lease that no test lives to see the end of
 
 clock = SystemClock()
 
@@ -81,12 +83,13 @@ class DrainScenario:
     _exchanges: list[Exchange] = field(default_factory=list)
     _transactions: int = 0
     _stopped_ms: dict[int, int] = field(default_factory=dict)
+    _over: list[Loop] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.proxy = Proxy(self.server.folder / "s", self.server.folder / "p", self._exchanges.append)
         self.settings = RedisSettings(url=self.server.url, shards=self.shards)
 
-    def start(self, *options: str, lease_sec: float = 60, reads: float = float("inf"), **environ: str) -> Loop:
+    def start(self, *options: str, lease_sec: float = HELD_SEC, reads: float = float("inf"), **environ: str) -> Loop:
         """Start a loop, whose reader stops after ``reads`` lines."""
         argv = ["./spark-submit.sh", "jobs/drain.py", "--format", "json", "--lease", str(lease_sec), *options]
         settings = {
@@ -99,7 +102,7 @@ class DrainScenario:
         self.loops.append(loop)
         return loop
 
-    def stuck_loop(self, lease_sec: float) -> Loop:
+    def stuck_loop(self, lease_sec: float = HELD_SEC) -> Loop:
         """Start a loop and let it show the first of some messages; it can't go on, in the middle of a claim, as nobody reads."""
         loop = self.start(lease_sec=lease_sec, reads=FIRST_LINES)
         with self.alone(loop):
@@ -181,11 +184,12 @@ class DrainScenario:
 
     def wait_for(self, seen: Callable[[], bool], what: str) -> None:
         """Wait until ``seen``; fails with everything on the screens."""
-        for _ in range(round(WAIT_SEC * 50)):
-            if seen():
-                return
-            threading.Event().wait(1 / 50)
-        raise AssertionError(f"{what}: never\n{self.screens()}")
+
+        def is_seen() -> bool:
+            self._end_leases()
+            return seen()
+
+        wait_until(is_seen, lambda: f"{what}\n{self.screens()}")
 
     def wait_until_up(self, loop: Loop) -> None:
         """Return when a loop has made a call; before that it may not know what a signal asks of it."""
@@ -221,15 +225,19 @@ class DrainScenario:
 
     def holds(self, loop: Loop) -> bool:
         """Tell whether the server knows of a claim of a loop."""
-        client = self.server.client()
-        tokens = [token for keys in keys_of(self.settings) for token in client.zrange(keys.claims(), 0, -1)]
-        return any(token.rsplit(b":", 3)[1] == b"%d" % loop.number for token in tokens)
+        return any(self._tokens(keys, loop) for keys in keys_of(self.settings))
+
+    def end_leases(self, loop: Loop) -> None:
+        """Let the server take the leases of a loop for over from now on, also of claims that calls under way still make."""
+        self._over.append(loop)
+        self._end_leases()
 
     def settle(self) -> History:
         """Let loops deliver what is left, end them all, and compare what happened with what was promised."""
         self.proxy.clear()
         last = self.start("--until-empty")
-        assert last.end(WAIT_SEC) == 0, self.screens()
+        self.wait_for(lambda: last.process.poll() is not None, "nothing is left")
+        assert last.end() == 0, self.screens()
         for loop in self.loops:
             if loop.process.poll() is None:
                 self.wait_until_up(loop)
@@ -255,6 +263,16 @@ class DrainScenario:
                 loop.process.kill()
                 loop.process.wait()
         self.proxy.close()
+
+    def _tokens(self, keys: Keys, loop: Loop) -> list[bytes]:
+        tokens = self.server.client().zrange(keys.claims(), 0, -1)
+        return [token for token in tokens if token.rsplit(b":", 3)[1] == b"%d" % loop.number]
+
+    def _end_leases(self) -> None:
+        for loop in self._over:
+            for keys in keys_of(self.settings):
+                if tokens := self._tokens(keys, loop):
+                    self.server.client().zadd(keys.claims(), dict.fromkeys(tokens, 1), xx=True)
 
     def _store(self, transaction: Transaction) -> None:
         """Store a transaction directly, in any shard, also while the server is being restarted."""

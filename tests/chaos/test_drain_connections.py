@@ -30,7 +30,6 @@ from tests.e2e.commands import Checkout
 from tests.servers import DURABLE, real_server
 
 EVER = float("inf")
-LEASE_SEC = 1.5
 
 NO_ANSWER = f"{WAITS}: Redis does not answer"
 SOON = {"DUETIME_REDIS_REPLY_TIMEOUT_MS": "500"}
@@ -79,13 +78,14 @@ def test_told_to_end_and_unheard_it_ends_and_says_what_that_means(
     scenario: DrainScenario, script: str, fault: Fault
 ) -> None:
     """What it could not acknowledge or give back comes after the lease; what it knows to be acknowledged counts."""
-    loop = scenario.stuck_loop(LEASE_SEC)
+    loop = scenario.stuck_loop()
     unheard = scenario.trap(loop, script, fault)
     begun_ms = clock.wall_ms()
     loop.process.terminate()
     unheard.wait()
     loop.process.wait(WAIT_SEC)
     loop.go_on.set()
+    scenario.end_leases(loop)
     is_given_back = script == "release" and fault is lose_reply
     if not is_given_back:
         scenario.history.interruptions.append(Interruption(UNREACHABLE, begun_ms, clock.wall_ms(), loop.number))

@@ -1,6 +1,6 @@
 """Drain loops as users run them, killed, stopped and told to end at every point of a claim, while others live on.
 
-The loop that is hit has a short lease, so that the others soon take over; theirs is long, so that a busy machine costs no claim.
+Leases are long, so that a busy machine costs no claim; those of a loop that was hit are ended at the server.
 """
 
 import threading
@@ -13,7 +13,7 @@ from tests.chaos.drain_rounds import run_round
 from tests.chaos.drain_scenario import CLAIM_LIMIT, FIRST_LINES, MESSAGES, DrainScenario, OneTimeFault, when_claimed
 from tests.chaos.proxy import WAIT_SEC, Fault, after, before
 
-LEASE_SEC = 1.5
+LEASE_SEC = 5.0  # to its end it is waited for; a loop writes its first lines within milliseconds
 EVER = float("inf")
 
 # Where a loop is hit: the script that it calls then, and how the call meets what happens to the loop.
@@ -29,7 +29,9 @@ POINTS: dict[str, tuple[str, Callable[[Callable[[], object]], Fault]]] = {
 def test_killed_at_every_point_nothing_is_lost_and_only_what_was_shown_comes_again(scenario: DrainScenario) -> None:
     """Of three shards a loop may have a claim each, whose points are not in step."""
     others = [scenario.start(), scenario.start()]
-    scenario.kill(scenario.stuck_loop(LEASE_SEC))
+    stuck = scenario.stuck_loop()
+    scenario.kill(stuck)
+    scenario.end_leases(stuck)
     for script, fault in POINTS.values():
         kill_at(scenario, script, fault)
     scenario.wait_until_shown()
@@ -56,23 +58,25 @@ def unfinished_of(history: History) -> list[list[tuple[int, str, int]]]:
 
 
 def kill_at(scenario: DrainScenario, script: str, fault: Callable[[Callable[[], object]], Fault]) -> None:
-    loop = scenario.start(lease_sec=LEASE_SEC)
+    loop = scenario.start()
     kill = OneTimeFault(lambda: scenario.kill(loop))
     scenario.trap(loop, script, fault(kill), last=EVER)
     with scenario.alone(loop):
         scenario.send(MESSAGES)
         kill.wait()
+    scenario.end_leases(loop)
 
 
 def test_killed_when_it_gives_back_the_rest_is_shown_once(scenario: DrainScenario) -> None:
     """What was shown is acknowledged by then."""
     scenario.start()
     for fault in (before, after):
-        loop = scenario.stuck_loop(LEASE_SEC)
+        loop = scenario.stuck_loop()
         kill = OneTimeFault(lambda loop=loop: scenario.kill(loop))
         scenario.trap(loop, "release", fault(kill))
         loop.process.terminate()
         kill.wait()
+        scenario.end_leases(loop)
     scenario.wait_until_shown()
     seen = scenario.settle().seen()
     assert (seen[KILLED], seen["redelivered"]) == (2, 0)
@@ -82,7 +86,8 @@ def test_killed_when_it_gives_back_the_rest_is_shown_once(scenario: DrainScenari
 def test_stopped_with_all_shown_its_late_acknowledgement_is_refused_and_harms_nobody(scenario: DrainScenario) -> None:
     """It comes while another loop has shown the same messages and is about to acknowledge them."""
     other = scenario.start()
-    loop = scenario.start(lease_sec=LEASE_SEC)
+    # Its answer must be there before it gives up: having asked twice within its lease, it would believe itself acknowledged.
+    loop = scenario.start(DUETIME_REDIS_REPLY_TIMEOUT_MS=str(round(10 * WAIT_SEC * 1000)))
     late, held = threading.Event(), threading.Event()
     stop = OneTimeFault(lambda: scenario.stop(loop), cuts=False)
     scenario.trap(loop, "ack", before(lambda: (stop(), late.wait(WAIT_SEC))))
@@ -90,6 +95,7 @@ def test_stopped_with_all_shown_its_late_acknowledgement_is_refused_and_harms_no
         scenario.send(CLAIM_LIMIT, dues_ms=[-5_000])
         stop.wait()
     shown = scenario.trap(other, "ack", before(lambda: held.wait(WAIT_SEC)))
+    scenario.end_leases(loop)
     shown.wait()
     scenario.go_on(loop)
     late.set()
@@ -119,7 +125,7 @@ def test_stopped_in_the_middle_it_shows_no_more_and_its_late_acknowledgement_is_
 
 
 def test_told_to_end_it_gives_back_at_once_what_is_not_shown(scenario: DrainScenario) -> None:
-    loop = scenario.stuck_loop(lease_sec=10 * WAIT_SEC)
+    loop = scenario.stuck_loop()
     assert scenario.in_flight() == 1
     loop.process.terminate()
     loop.process.wait(WAIT_SEC)
