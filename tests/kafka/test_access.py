@@ -28,7 +28,7 @@ from pipeline.ingest import kafka_reader
 from pipeline.ingest.kafka_reader import RecordReader
 from pipeline.ingest.kafka_source import KafkaSource, RangePlanner
 from pipeline.kafka import cluster
-from pipeline.kafka.cluster import ANSWER_SEC, Cluster, KafkaAway, Partition
+from pipeline.kafka.cluster import Cluster, KafkaAway, Partition
 from pipeline.kafka.properties import client_properties
 from pipeline.runtime.process import wait_until
 from tests.kafka import jars
@@ -222,8 +222,14 @@ def test_a_right_that_is_missing_is_named(guarded: Guarded) -> None:
 
 @pytest.mark.parametrize("listener", ["LOGIN", "TLS"])
 def test_a_wrong_password_is_told_at_once_and_never_shown(
-    guarded: Guarded, listener: str, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+    guarded: Guarded,
+    listener: str,
+    capfd: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    for module in (cluster, kafka_reader):
+        monkeypatch.setattr(module, "ANSWER_SEC", 240.0)
     topic = guarded.make_topic()
     settings = guarded.settings(listener, topic, sasl_password=WRONG)
     said = ""
@@ -231,7 +237,7 @@ def test_a_wrong_password_is_told_at_once_and_never_shown(
         began = monotonic()
         with pytest.raises(ConfigError) as refused:
             ask()
-        assert monotonic() - began < ANSWER_SEC / 2, what
+        assert monotonic() - began < 120, what
         assert f"Kafka at {settings.servers} does not let us in (" in str(refused.value), what
         assert "Authentication failed" in str(refused.value) and "see kafka.client_config" in str(refused.value), what
         said += f"{refused.value!r} {refused.value.__cause__!r} {refused.value.__context__!r}"

@@ -5,7 +5,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 from urllib.parse import unquote
@@ -70,17 +69,12 @@ def url(tmp_path: Path) -> str:
     return f"unix://{tmp_path}/state/server/redis.sock"
 
 
-def test_the_server_starts_within_half_a_second_and_is_gone_when_the_block_ends(
-    tmp_path: Path, processes: Processes
-) -> None:
-    started_s = time.monotonic()
+def test_the_server_serves_in_the_block_and_is_gone_when_it_ends(tmp_path: Path, processes: Processes) -> None:
     with private_server(tmp_path) as url:
-        elapsed_s = time.monotonic() - started_s
         assert ping(url) == b"+PONG\r\n"
         assert len(processes("valkey-server unixsocket")) == 1
     assert processes("") == []
     assert not get_socket(url).exists()
-    assert elapsed_s < 2.0, "half a second on an idle machine, and this one may be busy"
 
 
 def test_what_was_stored_is_there_again_at_the_next_start(tmp_path: Path) -> None:
