@@ -1,7 +1,5 @@
 """A real Redis Cluster for tests, on loopback and as durable as the private server, of which each node may be killed."""
 
-import random
-import socket
 import subprocess
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -15,10 +13,10 @@ from redis.crc import REDIS_CLUSTER_HASH_SLOTS
 from redis.retry import Retry
 
 from pipeline.runtime.process import wait_until
+from tests.ports import free_port
 from tests.servers import DURABLE, USER, server_program, user_rights
 
 NODE_TIMEOUT_MS = 1_500
-BUS = 10_000  # the port of the cluster's own protocol is so much higher
 
 
 class Node:
@@ -177,17 +175,3 @@ def _info(node: Node) -> dict[str, str]:
 def _is_well(node: Node) -> bool:
     found = _info(node)
     return found["cluster_state"] == "ok" and found["cluster_slots_ok"] == str(REDIS_CLUSTER_HASH_SLOTS)
-
-
-def free_port() -> int:
-    """Return a port that nobody has, and whose neighbour for the cluster's own protocol is free, too."""
-    for _ in range(1_000):
-        port = random.randrange(12_000, 30_000)
-        try:
-            for each in (port, port + BUS):
-                with socket.socket() as made:
-                    made.bind(("127.0.0.1", each))
-        except OSError:
-            continue
-        return port
-    raise AssertionError("no port is free")

@@ -13,7 +13,6 @@ from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from threading import Event
 
 import pytest
 import redis
@@ -21,6 +20,7 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from pipeline.runtime.server import find_server_program
+from tests.waiting import wait_until
 
 DURABLE = ("--appendonly", "yes", "--appendfsync", "always")
 USER = "duetime"
@@ -88,16 +88,16 @@ class RealServer:
         return redis.Redis(unix_socket_path=f"{self.folder}/s", retry=Retry(NoBackoff(), 0))
 
     def _wait_until_it_answers(self) -> None:
-        for _ in range(6_000):
+        def answers() -> bool:
             try:
-                if self.client().ping():
-                    return
+                return bool(self.client().ping())
             except redis.exceptions.AuthenticationError:
-                return
+                return True
             except redis.exceptions.RedisError:
                 assert self._process is not None and self._process.poll() is None, "the server ended at once"
-                Event().wait(0.01)
-        raise AssertionError("the server did not answer within a minute")
+                return False
+
+        wait_until(answers, "the server answers")
 
 
 @contextmanager

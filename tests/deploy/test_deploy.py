@@ -19,9 +19,9 @@ from jobs.ingest import parse_arguments
 from pipeline.command import EXTRAS, JOBS
 from pipeline.config import ROOT
 from pipeline.runtime.process import wait_until
-from tests.cluster import free_port
 from tests.e2e.commands import Checkout, Command
 from tests.e2e.conftest import checkout as checkout
+from tests.ports import free_port
 from tests.servers import RealServer, real_server
 
 DEPLOY = ROOT / "deploy"

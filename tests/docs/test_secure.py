@@ -10,15 +10,16 @@ import subprocess
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from threading import Event
 
 import pytest
 
 from pipeline.config import ROOT
 from tests.docs.pages import blocks_of, run_here
 from tests.docs.terminal import Terminals
+from tests.ports import free_port
 from tests.servers import real_server, server_version, user_rights
 from tests.tls import debians_server
+from tests.waiting import wait_until
 
 Server = Callable[[], AbstractContextManager[None]]
 
@@ -38,9 +39,7 @@ pytestmark = pytest.mark.skipif(
 def test_the_jobs_reach_redis_by_tls_and_verify_who_it_is(terminals: Terminals) -> None:
     reaching, by_file, token = run_here(PAGE, __file__)
     terminals.type(AUTHORITY)
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     rights = [right for right in user_rights() if right not in ("+waitaof", "+client|setinfo")]  # Debian's may be 7.0
     options = ["--tls-port", str(port), "--port", "0", "--bind", "127.0.0.1", "--save", "", "--tls-auth-clients", "no"]
     files = ["--tls-cert-file", "server.crt", "--tls-key-file", "server.key", "--tls-ca-cert-file", "ca.crt"]
@@ -92,10 +91,9 @@ def test_the_users_of_the_page_are_made_by_its_command(tmp_path: Path, of_server
 
 
 def wait_for(port: int, server: "subprocess.Popen[bytes]") -> None:
-    for _ in range(500):
-        with socket.socket() as probe:
-            if probe.connect_ex(("127.0.0.1", port)) == 0:
-                return
+    def answers() -> bool:
         assert server.poll() is None, "the server ended at once"
-        Event().wait(0.01)
-    raise AssertionError("the server did not answer")
+        with socket.socket() as probe:
+            return probe.connect_ex(("127.0.0.1", port)) == 0
+
+    wait_until(answers, "the server answers")

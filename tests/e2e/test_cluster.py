@@ -14,6 +14,7 @@ import pytest
 from pipeline.runtime.sending import PYTHON
 from pipeline.runtime.submit import spark_environ
 from tests.e2e.commands import CAN_MOUNT, Checkout, Command, kill_tree
+from tests.ports import free_port
 from tests.servers import RealServer, user_rights
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("spark-cluster")]
@@ -64,9 +65,7 @@ class Cluster:
         for name in ("PYTHONPATH", "PYSPARK_PYTHON"):  # of the machine that the tests run on, not of a worker
             self._environ.pop(name, None)
         self._workers: list[Worker] = []
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
+        port = free_port()
         self.url = f"spark://127.0.0.1:{port}"
         self._master = Command(self._daemon("master.Master", "--port", str(port)), self._environ, self.folder)
 

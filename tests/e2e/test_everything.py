@@ -7,7 +7,6 @@ import os
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import time
 from contextlib import suppress
@@ -16,6 +15,8 @@ from pathlib import Path
 import httpx
 
 from tests.e2e.commands import Checkout, Command, processes_of
+from tests.ports import free_port
+from tests.waiting import wait_until
 
 SAMPLE_END = "That was the sample."
 MADE = (".duetime", "inbox", "rejects", "scratch")
@@ -49,8 +50,7 @@ def test_the_first_command_from_start_to_second_start(checkout: Checkout) -> Non
     for text, times in TIMES.items():
         assert shown(first, text) == times, first.screen()
 
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     with (checkout.root / "conf" / "spark-defaults.conf").open("a") as conf:
         conf.write(f"spark.ui.enabled true\nspark.ui.port {port}\n")
     second = checkout.run()
@@ -117,16 +117,21 @@ def drop_in_every_way(inbox: Path) -> None:
     for _ in range(2):
         (elsewhere / "work").write_text(line("twice"))
         (elsewhere / "work").rename(inbox / "same.json")
-        wait_until(lambda: not (inbox / "same.json").exists())
-    (elsewhere / "moved.json").write_text(line("moved"))
-    shutil.move(elsewhere / "moved.json", inbox / "moved.json")
-    (elsewhere / "copied.json").write_text(line("copied"))
-    shutil.copyfile(elsewhere / "copied.json", inbox / "copied.json")  # it may be taken at once
+        wait_until(lambda: not (inbox / "same.json").exists(), "same.json is taken")
     with (inbox / "slow.json").open("w") as writer:
-        for _ in range(3):
-            writer.write(line("slow"))
-            writer.flush()
-            wait_until(lambda: False, 0.4)
+        writer.write(line("slow"))
+        writer.flush()
+        (elsewhere / "moved.json").write_text(line("moved"))
+        shutil.move(elsewhere / "moved.json", inbox / "moved.json")
+        wait_until(
+            lambda: not (inbox / "moved.json").exists(), "what is moved in is taken while another file is written"
+        )
+        writer.write(line("slow"))
+        writer.flush()
+        (elsewhere / "copied.json").write_text(line("copied"))
+        shutil.copyfile(elsewhere / "copied.json", inbox / "copied.json")  # it may be taken at once
+        wait_until(lambda: not (inbox / "copied.json").exists(), "and what is copied in")
+        writer.write(line("slow"))
     (elsewhere / "old.json").write_text(line("old"))
     os.utime(elsewhere / "old.json", (0, 86_400))
     (elsewhere / "old.json").rename(inbox / "old.json")
@@ -143,11 +148,3 @@ def drop_in_every_way(inbox: Path) -> None:
 
 def shown(command: Command, text: str) -> int:
     return sum(line.endswith(f": {text}") for line in command.lines())
-
-
-def wait_until(condition, timeout_sec: float = 10) -> None:  # type: ignore[no-untyped-def]
-    import threading
-
-    deadline = time.monotonic() + timeout_sec
-    while not condition() and time.monotonic() < deadline:
-        threading.Event().wait(0.02)

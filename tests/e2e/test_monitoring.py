@@ -3,7 +3,6 @@
 import json
 import re
 import shutil
-import socket
 import subprocess
 import sys
 import urllib.request
@@ -17,6 +16,7 @@ from pipeline.core.clock import SystemClock
 from pipeline.ingest.metrics import IngestCollector
 from pipeline.ingest.progress import BatchReporter
 from tests.e2e.commands import ROOT, Command
+from tests.ports import free_port
 from tests.servers import RealServer
 from tests.waiting import wait_until
 from tests.web.running import running, settings_of
@@ -48,9 +48,7 @@ def served(text: str) -> set[str]:
 
 def scrape_a_loop(server: RealServer) -> str:
     """Return what a loop serves that has moved a message into a stream; whether it writes to Kafka makes no difference."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
+    port = str(free_port())
     flags = ["--redis", server.url, "--sink", "stream", "--metrics-port", port]
     loop = Command([sys.executable, "-P", "jobs/drain.py", *flags], {"PYTHONPATH": str(ROOT)}, ROOT)
     try:

@@ -16,6 +16,7 @@ from pipeline.store.topics import Topics
 from tests.e2e.commands import Checkout
 from tests.servers import RealServer, real_server
 from tests.store.builders import transaction
+from tests.waiting import wait_until
 
 KEYS = Keys("duetime")
 WAIT_SEC = 30.0
@@ -165,10 +166,7 @@ def test_a_group_gets_what_was_published_while_it_was_away_and_the_content_expir
         open_consumer(server, "invoices").close()
         schedule(server, *((number, 0) for number in range(1, 301)))
         client = server.client()
-        for _ in range(2_000):
-            if client.xlen(KEYS.stream("default")) == 300:
-                break
-            threading.Event().wait(0.005)
+        wait_until(lambda: client.xlen(KEYS.stream("default")) == 300, "all are published")
         first, second = open_consumer(server, "orders"), open_consumer(server, "orders")
         ours, theirs = first.take(150), second.take(150)
         assert len(ours) == len(theirs) == 150

@@ -33,10 +33,11 @@ from pipeline.store.outbox import Outbox
 from pipeline.store.redis_store import RedisStore
 from pipeline.store.scripts import NAMES, read_script
 from pipeline.store.topics import Topics
-from tests.cluster import Node, free_port, real_cluster
+from tests.cluster import Node, real_cluster
 from tests.e2e.commands import Checkout, Command
 from tests.e2e.conftest import checkout as checkout
 from tests.ingest.cold_world import HOUR_MS, ColdWorld
+from tests.ports import free_port
 from tests.servers import DURABLE, USER, RealServer, real_server, user_rights, users_of_docs
 from tests.store.builders import set_topic, transaction
 from tests.web.running import LINES, WAIT_SEC

@@ -12,9 +12,9 @@ import pytest
 
 from pipeline.client import Duetime
 from pipeline.core.errors import PipelineError
-from tests.cluster import free_port
 from tests.e2e.commands import Checkout
 from tests.e2e.conftest import checkout as checkout
+from tests.ports import free_port
 from tests.servers import DURABLE, RealServer, real_server, user_rights
 from tests.tls import KEY_PASSWORD, Certificates, debians_server, needs_tls
 

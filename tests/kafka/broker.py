@@ -10,7 +10,6 @@ want a broker are skipped, but fail if ``CI`` is ``true``.
 """
 
 import os
-import random
 import secrets
 import shutil
 import socket
@@ -28,11 +27,9 @@ from confluent_kafka import KafkaException
 from pipeline.runtime.process import dies_with_parent, wait_until
 from tests.kafka import jars
 from tests.kafka.clients import Clients
+from tests.ports import free_port
 
 HOST = "127.0.0.1"
-# Below the ports that the kernel gives to outgoing connections: one of these could take the port of a broker that is down. A client
-# that tries again and again could even connect to itself.
-PORTS = range(20_000, 32_000)
 START_SEC = 60.0  # 3 on an idle machine
 
 # The heap is enough for some hundred thousand records; the compiler is the one that pays for itself within seconds.
@@ -90,7 +87,7 @@ class Broker(Clients):
     ) -> None:
         self._java_options = java_options
         protocols = listeners or {}
-        self._port, controller, upstream, *more = _free_ports(3 + len(protocols))
+        self._port, controller, upstream, *more = (free_port() for _ in range(3 + len(protocols)))
         super().__init__(f"{HOST}:{self._port}")
         self.folder = folder
         self.log = folder / "broker.log"
@@ -209,21 +206,6 @@ def real_broker(
             yield broker
         finally:
             broker.kill()
-
-
-def _free_ports(count: int) -> list[int]:
-    found = []
-    for port in random.SystemRandom().sample(PORTS, 200):  # no test's seed lets two workers try the same ones
-        with socket.socket() as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                probe.bind((HOST, port))
-            except OSError:
-                continue
-        found.append(port)
-        if len(found) == count:
-            return found
-    raise AssertionError("200 ports were tried, and nearly all were taken")
 
 
 def _write_properties(path: Path, properties: Mapping[str, object]) -> None:

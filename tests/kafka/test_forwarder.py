@@ -248,6 +248,17 @@ def test_a_name_that_no_topic_can_have_holds_nothing_up(
     world.finish()
 
 
+def test_the_kafka_topic_of_a_topic_is_asked_for_once_a_second() -> None:
+    clock, named = ManualClock(), ["first", "second"]
+    names = forwarding.TopicNames(lambda _: TopicSettings(kafka_topic=named[0]), clock)
+    assert names.kafka_topic("mail") == "first"
+    del named[0]
+    clock.advance_ms(forwarding.TOPICS_MS - 1)
+    assert names.kafka_topic("mail") == "first"
+    clock.advance_ms(1)
+    assert names.kafka_topic("mail") == "second"
+
+
 def test_what_hangs_is_told_until_it_is_over_or_nobody_writes_there_any_more(monkeypatch: pytest.MonkeyPatch) -> None:
     clock, counts, found = ManualClock(), Totals(), {"T/0": 7}
     monkeypatch.setattr(Cluster, "stuck_partitions", lambda *_: dict(found), raising=False)

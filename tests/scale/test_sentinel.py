@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from threading import Event
 
+import psutil
 import pytest
 import redis
 
@@ -20,11 +20,10 @@ from pipeline.runtime.process import wait_until
 from pipeline.store.connection import connect, translated_errors
 from pipeline.store.keys import keys_of
 from pipeline.store.namespace import open_namespace
-from pipeline.store.replication import LOOK_MS
 from pipeline.store.stats import read_stats
-from tests.cluster import free_port
 from tests.e2e.commands import Checkout, Command
 from tests.e2e.conftest import checkout as checkout
+from tests.ports import free_port
 from tests.scale.test_cluster import Jobs, bodies
 from tests.servers import USER, real_server, server_program, user_rights
 from tests.tls import Certificates
@@ -90,6 +89,15 @@ class Watched:
         self.servers[0].client().client_kill_filter(_type="replica")
         replica = self.servers[1].client()
         assert wait_until(lambda: replica.info("replication")["master_link_status"] == "down", 20)
+
+    def wait_for_looks(self, *commands: Command) -> None:
+        """Return when each command has asked the primary for its position."""
+        waiting = [*commands]
+        with self.servers[0].client().monitor() as calls:
+            while waiting:
+                call = calls.next_command()
+                if call["command"].upper() == "INFO REPLICATION":
+                    waiting = [each for each in waiting if int(call["client_port"] or 0) not in ports_of(each)]
 
     def is_demoted(self) -> bool:
         """Whether the first primary is a replica; its Sentinels close its connections meanwhile."""
@@ -163,7 +171,7 @@ def test_what_a_failover_undid_is_noticed_and_stored_again(checkout: Checkout, w
     ingest.wait_for(lambda command: lines_of_batches(command) == 1_100, "batch with the last line")
     if not lags:
         assert wait_until(watched.is_replicated, 20)
-    Event().wait(3 * LOOK_MS / 1_000)  # the loop can only tell what it has seen: it looks once a second
+    watched.wait_for_looks(loop, ingest)  # they can only tell what they have seen
     watched.servers[0].kill()
     wanted = {f"{name}-{number}" for name, count in COUNTS.items() for number in range(count)}
     loop.wait_for(lambda command: {*bodies(command)} == wanted, "message of each request")
@@ -182,6 +190,14 @@ def test_what_a_failover_undid_is_noticed_and_stored_again(checkout: Checkout, w
     assert 500 <= found["ingest"][0]["stored_again"] <= 600
     assert found["failover"]["undone_bytes"] > 10_000 and 0 < found["failover"]["since_ms"] < SystemClock().wall_ms()
     assert found["failover"]["since_ms"] >= before_ms - 2_000, "what was stored long before is not in doubt"
+
+
+def ports_of(command: Command) -> set[int]:
+    """Return the ports from which a command and the processes that it has started are connected."""
+    root = psutil.Process(command.process.pid)
+    return {
+        each.laddr.port for process in (root, *root.children(recursive=True)) for each in process.net_connections("tcp")
+    }
 
 
 def lines_of_batches(ingest: Command) -> int:

@@ -11,9 +11,10 @@ from pipeline.config import RedisSettings, Settings
 from pipeline.core.errors import StoreUnavailable
 from pipeline.store.connection import connect, translated_errors
 from pipeline.store.namespace import open_namespace
-from tests.cluster import free_port, real_cluster
+from tests.cluster import real_cluster
 from tests.e2e.commands import Checkout
 from tests.e2e.conftest import checkout as checkout
+from tests.ports import free_port
 from tests.scale.test_cluster import Jobs, bodies
 from tests.scale.test_sentinel import Watched
 from tests.servers import DURABLE, USER, real_server

@@ -12,6 +12,7 @@ from pipeline.core.errors import ConfigError, StoreProtocolError, StoreUnavailab
 from pipeline.store.connection import KEEPALIVE, connect, translated_errors
 from pipeline.store.keys import Keys
 from pipeline.store.wakeup import WakeListener
+from tests.ports import free_port
 from tests.servers import real_server
 from tests.store.conftest import ends
 from tests.waiting import wait_until
@@ -41,14 +42,9 @@ def test_a_replica_is_named_as_one() -> None:
     assert str(caught.value).startswith("This server is a replica; name its primary (")
 
 
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return int(listener.getsockname()[1])
-
-
 def test_a_node_of_a_cluster_is_named_as_one() -> None:
-    ports = [_free_port(), _free_port()]
-    options = [("--cluster-enabled", "yes", "--port", str(port), "--cluster-port", str(_free_port())) for port in ports]
+    ports = [free_port(), free_port()]
+    options = [("--cluster-enabled", "yes", "--port", str(port), "--cluster-port", str(free_port())) for port in ports]
     with real_server(*options[0]) as one, real_server(*options[1]) as other:
         client, admin = connect(RedisSettings(url=one.url)), one.client()
         admin.execute_command("CLUSTER", "MEET", "127.0.0.1", ports[1], options[1][-1])

@@ -14,7 +14,7 @@ from pipeline.store.keys import Keys
 from pipeline.store.redis_store import RedisStore
 from pipeline.store.replication import Failover, FailoverWatch, Position, may_fail_over, read_position
 from tests.clock import ManualClock
-from tests.cluster import free_port
+from tests.ports import free_port
 from tests.servers import RealServer, needs_waitaof, real_server
 from tests.store.builders import transaction
 from tests.store.conftest import START_MS

@@ -27,6 +27,7 @@ from tests.chaos.proxy import Proxy, lose_reply, naming, swallow
 from tests.chaos.proxy import running as running_script
 from tests.client.builders import KEYS
 from tests.ingest.cold_world import HOUR_MS, ColdWorld
+from tests.ports import free_port
 from tests.servers import RealServer, needs_waitaof, real_server
 from tests.waiting import wait_until
 from tests.web.running import WAIT_SEC, Api, running, settings_of
@@ -317,9 +318,7 @@ def test_a_server_that_is_killed_under_load_keeps_every_201_once() -> None:
 @contextmanager
 def process(server: RealServer, *options: str) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
     """Run the job as a process on a free port."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     ready, told = os.pipe()
     environ = os.environ | {"REDIS_URL": server.url, "DUETIME_READY_FD": str(told), "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-P", "jobs/serve.py", "--port", str(port), *options]
