@@ -25,7 +25,7 @@ COPIED = (
     "requirements-test.lock",
     "pyproject.toml",
 )
-START_SEC = 90.0  # a JVM, a session and a first batch, on a machine that is busy with other tests
+START_SEC = 180.0  # a JVM, a session and a first batch, on a machine that is busy with other tests
 
 
 def kill_tree(pid: int) -> None:
