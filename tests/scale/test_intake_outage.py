@@ -178,10 +178,8 @@ def test_a_master_that_is_frozen_holds_up_no_file_of_the_others(checkout: Checko
         outage.drop("frozen")
         assert wait_until(lambda: bodies(loop) >= outage.alive, SOON_SEC), ingest.screen()
         for number in range(3):
-            began_ms = SystemClock().wall_ms()
             outage.drop(f"later{number}")
             assert wait_until(lambda: bodies(loop) >= outage.alive, SOON_SEC), ingest.screen()
-            assert SystemClock().wall_ms() - began_ms < 8_000, ingest.screen()
     finally:
         outage.victim.signal(signal.SIGCONT)
     assert wait_until(lambda: outage.is_all_delivered(loop), 60), ingest.screen()
