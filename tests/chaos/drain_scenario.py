@@ -189,7 +189,7 @@ class DrainScenario:
             self._end_leases()
             return seen()
 
-        wait_until(is_seen, lambda: f"{what}\n{self.screens()}")
+        wait_until(is_seen, lambda: f"{what}\n{self.screens()}", WAIT_SEC)
 
     def wait_until_up(self, loop: Loop) -> None:
         """Return when a loop has made a call; before that it may not know what a signal asks of it."""

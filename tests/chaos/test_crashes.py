@@ -60,7 +60,7 @@ def test_a_run_survives_what_spark_and_the_writer_can_try_again(checkout: Checko
         scenario.proxy.trap(stores, before(kill), first=3)
         filled = scenario.proxy.trap(stores, before(lambda: client.config_set("maxmemory", 1)), first=8)
         freed = scenario.proxy.trap(stores, before(lambda: client.config_set("maxmemory", 0)), first=14)
-        restarted = scenario.proxy.trap(stores, after(lambda: restart(server)), first=18)
+        restarted = scenario.proxy.trap(stores, after(lambda: restart(server)), first=15)
         assert job.end(RUN_SEC) == 0, job.screen()
         assert kill.landed.is_set() and filled.was_sprung and freed.was_sprung and restarted.was_sprung
         told = "\n".join([job.screen(), *(path.read_text() for path in spark_home.glob("work/*/*/stderr"))])

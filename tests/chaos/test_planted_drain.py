@@ -26,14 +26,14 @@ PLANTED: dict[str, tuple[str, str, str, Callable[[DrainScenario], None], str]] =
         DELIVER,
         f"self._store.ack(claim, len(messages), []); {DELIVER}",
         crashes.test_killed_at_every_point_nothing_is_lost_and_only_what_was_shown_comes_again,
-        "everything is shown: never",
+        "seconds: everything is shown",
     ),
     "what is shown stays in a buffer": (
         "pipeline/sinks/screen.py",
         WRITE,
         f"{BUFFERED}; self._write(late, may_wait); written = len(self._late)",
         crashes.test_killed_at_every_point_nothing_is_lost_and_only_what_was_shown_comes_again,
-        "everything is shown: never",
+        "seconds: everything is shown",
     ),
     "what is not shown is not given back": (
         TICK,
@@ -54,14 +54,14 @@ PLANTED: dict[str, tuple[str, str, str, Callable[[DrainScenario], None], str]] =
         "        if tick.is_lease_over:",
         "        if False:",
         crashes.test_killed_when_it_gives_back_the_rest_is_shown_once,
-        "everything is shown: never",
+        "seconds: everything is shown",
     ),
     "a claim is asked for again under another name": (
         TICK,
         "return self.store.claim(self.name)",
         'return self.store.claim(f"{self.name}{self.asked_ms}")',
         partial(connections.test_a_call_that_is_lost_costs_nothing, script="claim", fault=when_claimed),
-        "everything is shown: never",
+        "seconds: everything is shown",
     ),
     "an acknowledgement that was unheard counts as late": (
         TICK,
@@ -75,7 +75,7 @@ PLANTED: dict[str, tuple[str, str, str, Callable[[DrainScenario], None], str]] =
         SUBSCRIBED,
         f"{SUBSCRIBED}; self._pubsub.get_message(timeout=None)",
         connections.test_a_wake_listener_that_is_never_confirmed_holds_nothing_up,
-        "everything is shown: never",
+        "seconds: everything is shown",
     ),
     "a loop says at every try that it waits": (
         "pipeline/store/retry.py",

