@@ -25,7 +25,7 @@ Sample = dict[str, Any]
 
 
 class TooLateError(RuntimeError):
-    """What is measured was not ready when its first message came due."""
+    """The first message came due before the loop was ready."""
 
 
 @dataclass(frozen=True, slots=True)

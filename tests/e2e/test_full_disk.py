@@ -30,7 +30,7 @@ def test_a_server_whose_disk_is_full_is_waited_for_and_what_it_acknowledged_is_t
     checkout.drop("small.jsonl", *({"message": f"small {n}", "delay_sec": 3_600} for n in range(100)))
     ingest.wait_for_line("100 stored")
     checkout.drop("large.jsonl", *({"message": f"large {n} {'x' * 80}", "delay_sec": 0} for n in range(5_000)))
-    ingest.wait_for_line("waiting for Redis: Redis does not answer")  # the loop asks nothing while nothing is due
+    ingest.wait_for_line("waiting for Redis: Redis does not answer")  # the loop may be asleep while the server is down
     log = checkout.root / ".duetime" / "server.log"
     assert "Can't recover from AOF write error" in log.read_text()
     assert "The server ended by itself (exit code 1): starting it again." in log.read_text()
