@@ -67,9 +67,8 @@ def digest_of(asked_ms: pa.Array, rest: pa.Array) -> int:
     if not len(rest):
         return 0
     texts = hash_array(rest.cast(pa.binary()).to_numpy(zero_copy_only=False), categorize=False)
-    hashes = hash_array(
-        texts + 31 * hash_array(asked_ms.to_numpy())
-    )  # of both together: times of two rows may not change places
+    # Of both together: the times of two rows may not change places.
+    hashes = hash_array(texts + 31 * hash_array(asked_ms.to_numpy()))
     return int(hashes.sum(dtype=np.uint64))
 
 

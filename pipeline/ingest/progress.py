@@ -63,9 +63,8 @@ class BatchReporter(StreamingQueryListener):
         self._batches = self._files = 0
         self._lock = Lock()
         self._stored: dict[int, tuple[Summary, float, int | None]] = {}
-        self._run_id: object = (
-            None  # of the query that runs: a later one numbers its batches from 0 if its checkpoint is new
-        )
+        # Of the query that runs: a later one numbers its batches from 0 if its checkpoint is new.
+        self._run_id: object = None
         self._has_ended = Event()
         self._is_deleting = False
 

@@ -99,9 +99,8 @@ def stage_rows(batches: Iterator[pa.RecordBatch], target: Target) -> Staged:
     """
     packing = Packing(target.arrival_ms, target.seed, task_number())
     name = f"part-{task_number():05}-{uuid.uuid4().hex}"
-    token = encode_token(
-        target.arrival_ms, secrets.randbits(TOKEN_HALF_BITS)
-    )  # of message ids that no row can have as its id
+    # Of message ids that no row can have as its id.
+    token = encode_token(target.arrival_ms, secrets.randbits(TOKEN_HALF_BITS))
     blocks: list[Block] = []  # without their lines
     refused = 0
     first_refusal = ""
