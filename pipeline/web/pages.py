@@ -164,9 +164,8 @@ async def show_message(site: Site, call: Call, visitor: Visitor) -> Response:
     async with asyncio.timeout(site.api.settings.api.patience_sec):
         found = await site.api.get(name)
     now_ms = await site.api.ask(lambda: Topics(site.api.client, site.api.shards).now_ms())
-    was_scheduled = (
-        found.message is None and call.quiet_parameters().get("done") == "scheduled"
-    )  # and the page is reloaded
+    # The page of a message that was just scheduled, reloaded once it has gone.
+    was_scheduled = found.message is None and call.quiet_parameters().get("done") == "scheduled"
     status = 404 if found.state is State.UNKNOWN and not was_scheduled else 200
     return site.render(
         "message.html", call, visitor, status, page="messages", name=name, found=found, now_ms=now_ms,

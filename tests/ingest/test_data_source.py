@@ -409,9 +409,8 @@ class Orders:
         commits = self._world.folder / checkpoint / "commits"
         last = max(int(path.name) for path in commits.iterdir() if path.name.isdecimal())
         commits.joinpath(str(last)).unlink()
-        commits.joinpath(f".{last}.crc").unlink(
-            missing_ok=True
-        )  # written or not, as a test before has set this session
+        # Written or not, as a test before has set this session.
+        commits.joinpath(f".{last}.crc").unlink(missing_ok=True)
 
 
 def test_the_batches_of_a_stream_are_scheduled_once(world: World) -> None:
