@@ -6,8 +6,10 @@ marker in Redis says (``kafka_writer.py``). So a checkpoint may be deleted, rest
 
 import hashlib
 import logging
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import TracebackType
 from typing import Final
 
 from pyspark.sql import DataFrame, SparkSession
@@ -104,6 +106,16 @@ class RangePlanner(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def __reduce__(self) -> tuple[type["RangePlanner"], tuple[KafkaSettings, Mapping[str, str], Offsets]]:
         return RangePlanner, (self._settings, self._properties, self._stored)
+
+    def stop(self) -> None:
+        """Let this process end without a stack trace if Spark has ended first: PySpark tells it of the end, and nobody listens."""
+        report = sys.excepthook
+
+        def report_others(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+            if not issubclass(kind, ConnectionError):
+                report(kind, error, trace)
+
+        sys.excepthook = report_others
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 (Spark's name)
         """Return how much a batch reads."""

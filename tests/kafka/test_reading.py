@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
-from pipeline.config import KafkaSettings
+from pipeline.config import ROOT, KafkaSettings
 from pipeline.core.ids import token_epoch_ms
 from pipeline.core.records import Records
 from pipeline.ingest.kafka_parsing import tokens_of
@@ -185,3 +185,18 @@ def test_a_batch_is_bounded_and_a_run_that_takes_in_what_is_there_ends_there(bro
     assert away.latestOffset(first, ReadMaxRows(1)) == first and away.reportLatestOffset() is None
     pickled = pickle.loads(pickle.dumps(planner))
     assert [row[4] for each in planner.partitions(first, ended) for row in pickled.read(each)] == [10, 10]
+
+
+@pytest.mark.parametrize(
+    ("error", "is_told"), [("BrokenPipeError", False), ("ConnectionResetError", False), ("ValueError", True)]
+)
+def test_a_planner_whose_spark_is_gone_ends_without_a_stack_trace(error: str, is_told: bool) -> None:
+    program = f"""
+from pipeline.config import ROOT, KafkaSettings
+from pipeline.ingest.kafka_source import RangePlanner
+
+RangePlanner(KafkaSettings(), {{}}, {{}}).stop()
+raise {error}
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, cwd=ROOT)
+    assert (done.returncode, "Traceback" in done.stderr) == (1, is_told), done.stderr
