@@ -28,7 +28,8 @@ text = F.concat("id", F.rand())  # other texts each time it is asked
 table = spark.range(0, int(sys.argv[2]), 1, int(sys.argv[3])).select(text.alias("message"), F.lit(3_600).alias("delay_sec"))
 if sys.argv[5] == "save":
     register(spark)
-    table.write.format("duetime").options(name="sale", staging=sys.argv[4]).mode("append").save()
+    options = {"name": "sale", "staging": sys.argv[4], "changedRows": "ignore"}
+    table.write.format("duetime").options(**options).mode("append").save()
 done = schedule(table, "sale", staging=sys.argv[4])
 print(done.stored, done.known, done.refused_count)
 """

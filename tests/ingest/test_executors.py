@@ -6,6 +6,7 @@ import re
 import socket
 import subprocess
 import sys
+import sysconfig
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -84,7 +85,11 @@ def test_another_python_is_named_with_its_version(asked: dict[str, Any], tmp_pat
 
 
 def test_code_of_ours_that_did_not_arrive_is_named(asked: dict[str, Any], tmp_path: Path) -> None:
-    said = answer(asked | {"paths": [str(tmp_path)]}, tmp_path)
+    # The Python of another machine: without site, which leads that of this checkout to our code.
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\nPYTHONPATH={sysconfig.get_path("purelib")} exec {sys.executable} -S "$@"\n')
+    python.chmod(0o755)
+    said = answer(asked | {"paths": [str(tmp_path)]}, tmp_path, str(python))
     assert "lacks the project's own code (No module named 'pipeline'" in sentence_of(said)
 
 
